@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every vLLM object that the rest of the project uses, under one roof.
+
+Import this module only after `host.check` passed: on an unsupported vLLM it raises ImportError. What differs between the
+supported versions is hidden in `host.differences`, never here.
+"""
+
+from vllm.config import VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import (
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventPublisher,
+    EventPublisherFactory,
+    KVCacheEvent,
+    KVEventBatch,
+)
+from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
+from vllm.multimodal import MULTIMODAL_REGISTRY, MultiModalRegistry
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    ExternalBlockHash,
+    KVCacheBlockCopy,
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+)
+from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
+from vllm.v1.core.sched.output import (
+    CachedRequestData,
+    GrammarOutput,
+    KVConnectorBlockState,
+    NewRequestData,
+    ScheduledEncoderInputStats,
+    SchedulerOutput,
+)
+from vllm.v1.core.sched.utils import check_sequence_repetition
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+)
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    HiddenStateCacheSpec,
+    HiSparseHotSpec,
+    HiSparseResidentSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.metrics.perf import ModelMetrics, PerfStats
+from vllm.v1.metrics.stats import (
+    CachingMetrics,
+    KVCacheEvictionEvent,
+    PrefillStats,
+    PrefixCacheStats,
+    SchedulerIterationDetails,
+    SchedulerStats,
+)
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    DraftTokenIds,
+    KVConnectorOutput,
+    LogprobsLists,
+    LogprobsTensors,
+    ModelRunnerOutput,
+    SamplingMaskLists,
+)
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.utils import strip_speculative_padding
+from vllm.v1.utils import ConstantList
+
+__all__ = [
+    "AllBlocksCleared",
+    "AttentionSpec",
+    "BlockHash",
+    "BlockRemoved",
+    "BlockStored",
+    "CachedRequestData",
+    "CachingMetrics",
+    "ChunkedLocalAttentionSpec",
+    "CircularBufferSpec",
+    "ConstantList",
+    "CrossAttentionSpec",
+    "DraftTokenIds",
+    "EMPTY_MODEL_RUNNER_OUTPUT",
+    "EncoderOnlyAttentionSpec",
+    "EngineCoreEvent",
+    "EngineCoreEventType",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EventPublisher",
+    "EventPublisherFactory",
+    "ExternalBlockHash",
+    "FinishReason",
+    "FullAttentionSpec",
+    "GrammarOutput",
+    "HiSparseHotSpec",
+    "HiSparseResidentSpec",
+    "HiddenStateCacheSpec",
+    "KVCacheBlockCopy",
+    "KVCacheConfig",
+    "KVCacheEvent",
+    "KVCacheEvictionEvent",
+    "KVCacheGroupSpec",
+    "KVCacheMetricsCollector",
+    "KVCacheSpec",
+    "KVCacheTensor",
+    "KVConnectorBlockState",
+    "KVConnectorOutput",
+    "KVEventBatch",
+    "KVEventsConfig",
+    "LoRARequest",
+    "LogprobsLists",
+    "LogprobsTensors",
+    "MEDIUM_GPU",
+    "MLAAttentionSpec",
+    "MULTIMODAL_REGISTRY",
+    "MambaSpec",
+    "ModelMetrics",
+    "ModelRunnerOutput",
+    "MultiModalRegistry",
+    "NewRequestData",
+    "PauseState",
+    "PerfStats",
+    "PoolingParams",
+    "PrefillStats",
+    "PrefixCacheStats",
+    "RSWASpec",
+    "Request",
+    "RequestStatus",
+    "SamplingMaskLists",
+    "SamplingParams",
+    "ScheduledEncoderInputStats",
+    "SchedulerInterface",
+    "SchedulerIterationDetails",
+    "SchedulerOutput",
+    "SchedulerStats",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
+    "SpecDecodingStats",
+    "StreamingUpdate",
+    "StructuredOutputManager",
+    "UniformTypeKVCacheSpecs",
+    "VllmConfig",
+    "check_sequence_repetition",
+    "generate_block_hash_extra_keys",
+    "init_logger",
+    "maybe_convert_block_hash",
+    "strip_speculative_padding",
+]
