@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Books of what each request was owed and what it got: every token once, in order, with the right end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exact.memory import ExactFault
+from exact.reference import Answer
+from exact.workload import Arrival
+from scheduler_harness import Harness
+
+if TYPE_CHECKING:
+    from exact.driver import Report
+
+
+@dataclass
+class Account:
+    """One request's side of the books."""
+
+    arrival: Arrival
+    answer: Answer | None
+    num_delivered: int = 0
+    outcome: str | None = None
+    was_scheduled: bool = False
+
+
+class Ledger:
+    """Compares EngineCoreOutputs with ground truth.
+
+    Args:
+        harness: makes the requests.
+        report: counters to fill.
+        vocab: vocabulary of the reference.
+    """
+
+    def __init__(self, harness: Harness, report: Report, vocab: int) -> None:
+        self._harness = harness
+        self._report = report
+        self._vocab = vocab
+        self.accounts: dict[str, Account] = {}
+        self.open_ids: set[str] = set()
+
+    def seed_of(self, request_id: str) -> int:
+        """Context seed of a request, for the worker."""
+        return self.accounts[request_id].arrival.seed
+
+    def open(self, arrival: Arrival) -> Any:
+        """Opens an account; returns the vLLM Request."""
+        make, max_model_len = self._harness.make_request, self._harness.knobs.max_model_len
+        answerable = not arrival.pooling and len(arrival.prompt) < max_model_len and not arrival.refused
+        answer = arrival.answer(max_model_len, self._vocab) if answerable else None
+        self.accounts[arrival.request_id] = Account(arrival, answer)
+        self.open_ids.add(arrival.request_id)
+        if arrival.pooling:
+            return self._harness.make_pooling_request(arrival.request_id, arrival.prompt)
+        return make(
+            arrival.request_id,
+            arrival.prompt,
+            arrival.max_tokens,
+            eos_token_id=arrival.eos_token_id,
+            stop_token_ids=arrival.stop_token_ids,
+            min_tokens=arrival.min_tokens,
+            priority=arrival.priority,
+            arrival_time=float(len(self.accounts)),
+            cache_salt=arrival.cache_salt,
+            lora_id=arrival.lora_id,
+            **arrival.extra,
+        )
+
+    def scheduled(self, plan: Any) -> None:
+        """No request runs after its end was delivered or its client had gone."""
+        for request_id in plan.num_scheduled_tokens:
+            account = self.accounts.get(request_id)
+            if account is None or account.outcome is not None:
+                outcome = account.outcome if account else "never added"
+                raise ExactFault("ghost", f"scheduled after its end ({outcome})", request_id=request_id)
+            account.was_scheduled = True
+
+    def deliver(self, outputs: dict[int, Any]) -> list[str]:
+        """Books one update's outputs; returns the requests that ended."""
+        ended = []
+        seen: set[str] = set()
+        for batch in outputs.values():
+            for output in batch.outputs:
+                if output.request_id in seen:
+                    raise ExactFault("doubled", "two outputs in one update", request_id=output.request_id)
+                seen.add(output.request_id)
+                if self._book(output):
+                    ended.append(output.request_id)
+        return ended
+
+    def abort(self, request_id: str) -> bool:
+        """Closes an account from the client's side; whether it was open."""
+        account = self.accounts.get(request_id)
+        if account is None or account.outcome is not None:
+            return False
+        account.outcome = "abort"
+        self.open_ids.discard(request_id)
+        return True
+
+    def check_all_ended(self) -> None:
+        """No client still waits."""
+        if self.open_ids:
+            raise ExactFault("lost", f"never ended: {sorted(self.open_ids)}")
+
+    def _book(self, output: Any) -> bool:
+        request_id = output.request_id
+        account = self.accounts.get(request_id)
+        if account is None or account.outcome is not None:
+            outcome = account.outcome if account else "never added"
+            raise ExactFault("late_output", f"output {output} after {outcome}", request_id=request_id)
+        self._book_prefill(output, account)
+        reason = None if output.finish_reason is None else str(output.finish_reason)
+        if account.answer is None:
+            self._book_tokenless(output, account, reason)
+        else:
+            self._book_tokens(output, account, reason)
+        if reason is None:
+            return False
+        account.outcome = reason
+        self.open_ids.discard(request_id)
+        return True
+
+    def _book_prefill(self, output: Any, account: Account) -> None:
+        stats = output.prefill_stats
+        if stats is None:
+            if account.num_delivered == 0 and output.new_token_ids:
+                raise ExactFault("stats", "first output without prefill_stats", request_id=output.request_id)
+            return
+        num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens
+        limit = num_prompt - 1 if self._harness.knobs.prefix_caching else 0
+        if output.new_token_ids and (num_prompt != len(account.arrival.prompt) or not 0 <= num_cached <= limit):
+            raise ExactFault("stats", f"prefill_stats {stats}", request_id=output.request_id)
+        self._report.prompt_tokens += num_prompt
+        self._report.cached_tokens += num_cached
+
+    def _book_tokenless(self, output: Any, account: Account, reason: str | None) -> None:
+        wanted = ("error",) if not account.arrival.pooling else ("stop",)
+        pooled = output.pooling_output is not None
+        if output.new_token_ids or reason not in wanted or pooled != (account.arrival.pooling and reason == "stop"):
+            raise ExactFault("wrong_end", f"output {output}, wanted end {wanted}", request_id=output.request_id)
+
+    def _book_tokens(self, output: Any, account: Account, reason: str | None) -> None:
+        answer = account.answer
+        assert answer is not None
+        first = account.num_delivered
+        account.num_delivered = end = first + len(output.new_token_ids)
+        self._report.tokens_delivered += len(output.new_token_ids)
+        right = list(answer.tokens[first:end])
+        if output.new_token_ids != right:
+            message = f"output tokens {first}..: got {output.new_token_ids}, must be {right}"
+            raise ExactFault("wrong_token", message, request_id=output.request_id, position=first)
+        complete = end == len(answer.tokens)
+        wanted = answer.finish_reason if complete else None
+        if reason != wanted or (complete and output.stop_reason != answer.stop_reason):
+            message = f"ends with {reason}/{output.stop_reason}, must be {wanted}/{answer.stop_reason}"
+            raise ExactFault("wrong_end", message, request_id=output.request_id)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a vLLM scheduler, its configuration and its requests without a model, on vLLM 0.32 and 0.33."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+for _key, _value in {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}.items():
+    os.environ.setdefault(_key, _value)
+
+import torch
+from vllm.config import CacheConfig, LoRAConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config.speculative import SpeculativeConfig
+from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+STOCK_SYNC = "vllm.v1.core.sched.scheduler.Scheduler"
+STOCK_ASYNC = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+OURS = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
+
+_STUB_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 131072,
+    "max_position_embeddings": 1 << 20,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV cache group.
+
+    Args:
+        block_tokens: tokens in a physical block.
+        window_tokens: sliding window, including the token itself; None for full attention.
+    """
+
+    block_tokens: int = 4
+    window_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Everything of vLLM's configuration that the exact worker varies.
+
+    `num_blocks` counts usable blocks; vLLM's null block 0 is added on top. `pipeline_depth` is the number of batches
+    that may be in flight: 1 is synchronous, 2 is async scheduling, more adds pipeline stages (V2 runner).
+    """
+
+    groups: tuple[Group, ...] = (Group(),)
+    num_blocks: int = 64
+    max_num_seqs: int = 8
+    budget_tokens: int = 32
+    max_model_len: int = 512
+    runner: str = "v1"
+    pipeline_depth: int = 1
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    num_spec_tokens: int = 0
+    num_lora_adapters: int = 0
+    long_prefill_threshold_tokens: int = 0
+    pooling: bool = False
+    zero_blocks: bool = False
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    additional_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_async(self) -> bool:
+        return self.pipeline_depth > 1
+
+    @property
+    def pp_size(self) -> int:
+        return max(1, self.pipeline_depth - 1)
+
+
+def resolve_class(path_or_class: str | type) -> type:
+    """The class behind a dotted path; a class is returned as it is."""
+    if isinstance(path_or_class, type):
+        return path_or_class
+    module, _, name = path_or_class.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.lru_cache(maxsize=1)
+def _stub_model_dir() -> str:
+    folder = tempfile.mkdtemp(prefix="stub-model-")
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(_STUB_MODEL, file)
+    return folder
+
+
+@functools.lru_cache(maxsize=64)
+def _model_config(max_model_len: int, pooling: bool) -> ModelConfig:
+    return ModelConfig(
+        model=_stub_model_dir(),
+        skip_tokenizer_init=True,
+        max_model_len=max_model_len,
+        dtype="float32",
+        seed=0,
+        enforce_eager=True,
+        runner="pooling" if pooling else "generate",
+    )
+
+
+def make_vllm_config(knobs: Knobs) -> VllmConfig:
+    """A VllmConfig for a CPU process; async scheduling is set after vLLM's CPU platform has forced it off."""
+    scheduler = SchedulerConfig(
+        max_num_seqs=knobs.max_num_seqs,
+        max_num_batched_tokens=max(knobs.budget_tokens, knobs.max_num_seqs * (1 + knobs.num_spec_tokens)),
+        max_model_len=knobs.max_model_len,
+        enable_chunked_prefill=True,
+        async_scheduling=False,
+        is_encoder_decoder=False,
+        policy=knobs.policy,
+        long_prefill_token_threshold=knobs.long_prefill_threshold_tokens,
+        **knobs.scheduler,
+    )
+    cache = CacheConfig(block_size=knobs.groups[0].block_tokens, enable_prefix_caching=knobs.prefix_caching)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    config = VllmConfig(
+        model_config=_model_config(knobs.max_model_len, knobs.pooling),
+        scheduler_config=scheduler,
+        cache_config=cache,
+        parallel_config=ParallelConfig(),
+        lora_config=_lora_config(knobs),
+        additional_config=dict(knobs.additional_config),
+    )
+    if knobs.num_spec_tokens:
+        config.speculative_config = _ngram_config(config, knobs.num_spec_tokens)
+    # From here on the flags that vLLM's CPU platform refuses, but a scheduler alone can honour.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if knobs.runner == "v2" else "0"
+    config.scheduler_config.async_scheduling = knobs.is_async
+    config.parallel_config.pipeline_parallel_size = knobs.pp_size
+    config.cache_config.num_gpu_blocks = knobs.num_blocks + 1
+    return config
+
+
+def _lora_config(knobs: Knobs) -> LoRAConfig | None:
+    if not knobs.num_lora_adapters:
+        return None
+    return LoRAConfig(max_loras=knobs.num_lora_adapters, max_lora_rank=8, max_cpu_loras=64)
+
+
+def _ngram_config(config: VllmConfig, num_spec_tokens: int) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=num_spec_tokens,
+        prompt_lookup_max=4,
+        prompt_lookup_min=2,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+    )
+
+
+def make_kv_cache_config(knobs: Knobs) -> KVCacheConfig:
+    """One KV cache group per entry of `knobs.groups`, all drawing on one pool of blocks."""
+    groups = []
+    for index, group in enumerate(knobs.groups):
+        shape = {"block_size": group.block_tokens, "num_kv_heads": 1, "head_size": 8}
+        dtype = torch.float16 if knobs.zero_blocks and index else torch.float32
+        spec = (
+            FullAttentionSpec(**shape, dtype=dtype)
+            if group.window_tokens is None
+            else SlidingWindowSpec(**shape, dtype=dtype, sliding_window=group.window_tokens)
+        )
+        groups.append(KVCacheGroupSpec([f"layer{index}"], spec))
+    return KVCacheConfig(num_blocks=knobs.num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+@dataclass
+class Harness:
+    """A scheduler with what EngineCore would have around it."""
+
+    knobs: Knobs
+    scheduler: Any
+    vllm_config: VllmConfig
+    kv_cache_config: KVCacheConfig
+    block_hasher: Callable[[Request], list[Any]] | None
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        eos_token_id: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+        lora_id: int = 0,
+        resumable: bool = False,
+        **sampling: Any,
+    ) -> Request:
+        """A text generation request as EngineCore hands it to `add_request`."""
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=list(stop_token_ids),
+            ignore_eos=eos_token_id is None,
+            **sampling,
+        )
+        params.update_from_generation_config({}, eos_token_id)
+        lora = LoRARequest(f"adapter{lora_id}", lora_id, "adapter") if lora_id else None
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=params,
+            pooling_params=None,
+            priority=priority,
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+            lora_request=lora,
+            block_hasher=self.block_hasher,
+            resumable=resumable,
+        )
+
+    def make_pooling_request(self, request_id: str, prompt: Sequence[int]) -> Request:
+        """An embedding request: it ends when its whole prompt has been computed and samples nothing."""
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=None,
+            pooling_params=PoolingParams(task="embed"),
+            block_hasher=self.block_hasher,
+        )
+
+
+def make_harness(scheduler_class: str | type, knobs: Knobs, **overrides: Any) -> Harness:
+    """Builds `scheduler_class` the way EngineCore does, with keyword arguments and one block hasher.
+
+    Args:
+        scheduler_class: a class or its dotted path.
+        overrides: further keyword arguments for the scheduler (`include_finished_set`, ...).
+    """
+    config = make_vllm_config(knobs)
+    kv_config = make_kv_cache_config(knobs)
+    block_tokens, hash_tokens = _resolve_block_tokens(knobs)
+    arguments: dict[str, Any] = {
+        "vllm_config": config,
+        "kv_cache_config": kv_config,
+        "structured_output_manager": StructuredOutputManager(config),
+        "block_size": block_tokens,
+        "hash_block_size": hash_tokens,
+        "log_stats": True,
+    }
+    scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
+    return Harness(knobs, scheduler, config, kv_config, _block_hasher(hash_tokens) if knobs.prefix_caching else None)
+
+
+def _resolve_block_tokens(knobs: Knobs) -> tuple[int, int]:
+    sizes = [group.block_tokens for group in knobs.groups]
+    largest, smallest = max(sizes), min(sizes)
+    if any(largest % size or size % smallest for size in sizes):
+        raise ValueError(f"block sizes {sizes} must divide each other")
+    return largest, smallest
+
+
+@functools.lru_cache(maxsize=8)
+def _block_hasher(hash_tokens: int) -> Callable[[Request], list[Any]]:
+    function = get_hash_fn_by_name("sha256")
+    init_none_hash(function)
+    return get_request_block_hasher(hash_tokens, function)
