@@ -94,6 +94,9 @@ from vllm.v1.structured_output.utils import strip_speculative_padding
 from vllm.v1.utils import ConstantList
 
 __all__ = [
+    "EMPTY_MODEL_RUNNER_OUTPUT",
+    "MEDIUM_GPU",
+    "MULTIMODAL_REGISTRY",
     "AllBlocksCleared",
     "AttentionSpec",
     "BlockHash",
@@ -106,7 +109,6 @@ __all__ = [
     "ConstantList",
     "CrossAttentionSpec",
     "DraftTokenIds",
-    "EMPTY_MODEL_RUNNER_OUTPUT",
     "EncoderOnlyAttentionSpec",
     "EngineCoreEvent",
     "EngineCoreEventType",
@@ -136,9 +138,7 @@ __all__ = [
     "LoRARequest",
     "LogprobsLists",
     "LogprobsTensors",
-    "MEDIUM_GPU",
     "MLAAttentionSpec",
-    "MULTIMODAL_REGISTRY",
     "MambaSpec",
     "ModelMetrics",
     "ModelRunnerOutput",

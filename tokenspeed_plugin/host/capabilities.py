@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every vLLM object that is relied on, with the methods, parameters and fields that must be there.
+
+`host.check` walks this table; what is missing is reported by the name it has here.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What is relied on of one vLLM object.
+
+    Attributes:
+        target: `module:object` or `module:object.attribute`.
+        parameters: parameters that a call passes, for functions and methods.
+        fields: fields of a dataclass or msgspec struct that are set or read.
+        attributes: methods, properties and enum members.
+    """
+
+    target: str
+    parameters: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = field(default=())
+
+
+_INTERFACE = "vllm.v1.core.sched.interface:SchedulerInterface"
+_OUTPUT = "vllm.v1.core.sched.output:"
+_ENGINE = "vllm.v1.engine:"
+_STATS = "vllm.v1.metrics.stats:"
+_SPEC = "vllm.v1.kv_cache_interface:"
+
+# What register() needs before anything else of vLLM is imported.
+START: tuple[Capability, ...] = (
+    Capability("vllm.engine.arg_utils:EngineArgs", fields=("scheduler_cls", "async_scheduling", "additional_config")),
+    Capability("vllm.engine.arg_utils:EngineArgs.add_cli_args", parameters=("parser",)),
+    Capability("vllm.engine.arg_utils:EngineArgs.create_engine_config", parameters=("self",)),
+)
+
+# Parameters by keyword name: EngineCore and its callers pass them so.
+SCHEDULER_METHODS: dict[str, tuple[str, ...]] = {
+    "__init__": (
+        "self",
+        "vllm_config",
+        "kv_cache_config",
+        "structured_output_manager",
+        "block_size",
+        "hash_block_size",
+        "mm_registry",
+        "include_finished_set",
+        "log_stats",
+    ),
+    "schedule": ("self", "throttle_prefills"),
+    "get_grammar_bitmask": ("self", "scheduler_output"),
+    "update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "update_draft_token_ids": ("self", "draft_token_ids"),
+    "update_draft_token_ids_in_output": ("self", "draft_token_ids", "scheduler_output"),
+    "add_request": ("self", "request"),
+    "finish_requests": ("self", "request_ids", "finished_status"),
+    "get_num_unfinished_requests": ("self",),
+    "has_finished_requests": ("self",),
+    "set_pause_state": ("self", "pause_state"),
+    "reset_prefix_cache": ("self", "reset_running_requests", "reset_connector"),
+    "reset_encoder_cache": ("self",),
+    "get_request_counts": ("self",),
+    "make_stats": ("self",),
+    "shutdown": ("self",),
+    "has_unfinished_requests": ("self",),
+    "has_requests": ("self",),
+    "get_kv_cache_usage": ("self",),
+    "get_kv_connector": ("self",),
+    "get_ec_connector": ("self",),
+    "get_kv_event_publisher_config": ("self",),
+}
+
+SCHEDULER: tuple[Capability, ...] = (
+    *(Capability(f"{_INTERFACE}.{name}", parameters=params) for name, params in SCHEDULER_METHODS.items()),
+    Capability(_INTERFACE, attributes=("pause_state",)),
+    Capability("vllm.v1.core.sched.interface:PauseState", attributes=("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL")),
+    Capability(
+        _OUTPUT + "SchedulerOutput",
+        fields=(
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "num_scheduled_tokens",
+            "total_num_scheduled_tokens",
+            "scheduled_spec_decode_tokens",
+            "scheduled_encoder_inputs",
+            "finished_req_ids",
+            "free_encoder_mm_hashes",
+            "preempted_req_ids",
+            "has_structured_output_requests",
+            "pending_structured_output_tokens",
+            "new_block_ids_to_zero",
+            "kv_cache_block_copies",
+            "num_common_prefix_blocks",
+        ),
+    ),
+    Capability(
+        _OUTPUT + "NewRequestData",
+        fields=(
+            "req_id",
+            "prompt_token_ids",
+            "mm_features",
+            "sampling_params",
+            "pooling_params",
+            "block_ids",
+            "num_computed_tokens",
+            "lora_request",
+            "prefill_token_ids",
+        ),
+    ),
+    Capability(
+        _OUTPUT + "CachedRequestData",
+        fields=(
+            "req_ids",
+            "resumed_req_ids",
+            "new_token_ids",
+            "all_token_ids",
+            "new_block_ids",
+            "num_computed_tokens",
+            "num_output_tokens",
+        ),
+    ),
+    Capability(_OUTPUT + "GrammarOutput", fields=("structured_output_request_ids", "grammar_bitmask")),
+    Capability(
+        _ENGINE + "EngineCoreOutput",
+        fields=(
+            "request_id",
+            "new_token_ids",
+            "new_logprobs",
+            "new_prompt_logprobs_tensors",
+            "finish_reason",
+            "stop_reason",
+            "events",
+            "kv_transfer_params",
+            "trace_headers",
+            "prefill_stats",
+            "num_nans_in_logits",
+        ),
+    ),
+    Capability(
+        _ENGINE + "EngineCoreOutputs",
+        fields=("engine_index", "outputs", "scheduler_stats", "timestamp", "finished_requests"),
+    ),
+    Capability(_ENGINE + "EngineCoreEvent.new_event", parameters=("event_type", "timestamp")),
+    Capability(_ENGINE + "EngineCoreEventType", attributes=("QUEUED", "SCHEDULED", "PREEMPTED")),
+    Capability(_ENGINE + "FinishReason", attributes=("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
+    Capability(
+        "vllm.v1.request:RequestStatus",
+        attributes=(
+            "WAITING",
+            "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+            "RUNNING",
+            "PREEMPTED",
+            "FINISHED_STOPPED",
+            "FINISHED_LENGTH_CAPPED",
+            "FINISHED_ABORTED",
+            "FINISHED_IGNORED",
+            "FINISHED_ERROR",
+            "FINISHED_REPETITION",
+            "is_finished",
+            "get_finished_reason",
+        ),
+    ),
+    Capability(
+        "vllm.v1.request:Request",
+        attributes=("is_finished", "get_finished_reason", "record_event", "take_events", "take_prefill_stats"),
+    ),
+    Capability(
+        "vllm.v1.outputs:ModelRunnerOutput",
+        fields=("req_ids", "req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict"),
+    ),
+    Capability("vllm.v1.outputs:DraftTokenIds", fields=("req_ids", "draft_token_ids")),
+    Capability(
+        _STATS + "SchedulerStats",
+        fields=(
+            "num_running_reqs",
+            "num_waiting_reqs",
+            "kv_cache_usage",
+            "prefix_cache_stats",
+            "spec_decoding_stats",
+        ),
+    ),
+    Capability(_STATS + "PrefixCacheStats", fields=("reset", "requests", "queries", "hits"), attributes=("record",)),
+    Capability(
+        _SPEC + "KVCacheConfig",
+        fields=("num_blocks", "kv_cache_tensors", "kv_cache_groups"),
+        attributes=("needs_kv_cache_zeroing", "has_mamba_layers"),
+    ),
+    Capability(_SPEC + "KVCacheGroupSpec", fields=("layer_names", "kv_cache_spec")),
+    Capability(_SPEC + "FullAttentionSpec", fields=("block_size",)),
+    Capability(_SPEC + "SlidingWindowSpec", fields=("block_size", "sliding_window")),
+    Capability("vllm.v1.core.kv_cache_utils:KVCacheBlockCopy"),
+    Capability("vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask"),
+    Capability("vllm.distributed.kv_events:EventPublisherFactory.create", parameters=("config",)),
+    Capability(
+        "vllm.distributed.kv_events:BlockStored",
+        fields=("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    ),
+    Capability("vllm.distributed.kv_events:BlockRemoved", fields=("block_hashes",)),
+    Capability("vllm.distributed.kv_events:AllBlocksCleared"),
+    Capability("vllm.distributed.kv_events:KVEventBatch", fields=("ts", "events")),
+    Capability(
+        "vllm.v1.engine.core:get_request_block_hasher",
+        parameters=("hash_block_size", "caching_hash_fn"),
+    ),
+)
+
+# Instance attributes of Request that the adapter reads or keeps in step; set in its constructor.
+REQUEST_ATTRIBUTES: tuple[str, ...] = (
+    "request_id",
+    "client_index",
+    "priority",
+    "arrival_time",
+    "sampling_params",
+    "pooling_params",
+    "lora_request",
+    "structured_output_request",
+    "status",
+    "events",
+    "stop_reason",
+    "max_tokens",
+    "prompt_token_ids",
+    "prompt_embeds",
+    "num_prompt_tokens",
+    "_output_token_ids",
+    "_all_token_ids",
+    "num_output_placeholders",
+    "num_in_flight_tokens",
+    "spec_token_ids",
+    "num_computed_tokens",
+    "cache_salt",
+    "mm_features",
+    "trace_headers",
+    "is_prefill_chunk",
+    "num_nans_in_logits",
+    "num_preemptions",
+    "prefill_stats",
+    "block_hashes",
+    "skip_reading_prefix_cache",
+    "resumable",
+    "abort_immediately",
+)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the installed vLLM has what is relied on, and the names of what it lacks."""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenspeed_plugin.host import capabilities
+from tokenspeed_plugin.host.capabilities import Capability
+from tokenspeed_plugin.host.version import SUPPORTED, installed_version, is_supported
+
+
+class HostError(RuntimeError):
+    """The installed vLLM cannot carry what was asked for; the message names its version and what it lacks."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What the check found.
+
+    Attributes:
+        version: of the installed vLLM, None when there is none.
+        missing: one line per object, method, parameter or field that is not there.
+    """
+
+    version: str | None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the plugin is off, in one line; None when the host carries it."""
+        if self.version is None:
+            return f"vLLM cannot be imported (supported: {SUPPORTED})"
+        if not is_supported(self.version):
+            return f"vLLM {self.version} is not supported (supported: {SUPPORTED})"
+        if self.missing:
+            return f"vLLM {self.version} lacks {', '.join(self.missing)}"
+        return None
+
+
+def check_start() -> HostReport:
+    """The part that registration relies on; imports nothing beyond vLLM's engine arguments."""
+    version = installed_version()
+    if version is None or not is_supported(version):
+        return HostReport(version)
+    return HostReport(version, _missing_of_all(capabilities.START))
+
+
+def check_host() -> HostReport:
+    """The whole table; imports vLLM's scheduler interface and what belongs to it."""
+    start = check_start()
+    if start.reason:
+        return start
+    missing = _missing_of_all(capabilities.SCHEDULER)
+    return HostReport(start.version, missing + _missing_request_attributes())
+
+
+def require_host(asked_by: str) -> None:
+    """Stop when the host cannot carry what was asked for.
+
+    Args:
+        asked_by: what the user wrote, such as `--scheduler tokenspeed`.
+
+    Raises:
+        HostError: names `asked_by`, vLLM's version and what is missing.
+    """
+    if reason := check_host().reason:
+        msg = f"{asked_by} cannot be honoured: {reason}"
+        raise HostError(msg)
+
+
+def missing_of(capability: Capability) -> list[str]:
+    """Names of what one row of the table does not find."""
+    try:
+        found = _find(capability.target)
+    except (ImportError, AttributeError):
+        return [capability.target]
+    lacking = [f"{capability.target}.{name}" for name in capability.attributes if not _has(found, name)]
+    if capability.parameters:
+        lacking += [f"{capability.target}({name})" for name in _lacking_parameters(found, capability.parameters)]
+    if capability.fields:
+        lacking += [f"{capability.target}.{name}" for name in capability.fields if name not in _fields(found)]
+    return lacking
+
+
+def signature_differences(cls: type, base: type) -> list[str]:
+    """Methods of `cls` that do not accept every call that `base`'s own signature accepts, with both signatures."""
+    differences = []
+    for name, theirs in inspect.getmembers(base, inspect.isfunction):
+        ours = cls.__dict__.get(name)
+        if not inspect.isfunction(ours) or (name.startswith("__") and name != "__init__"):
+            continue
+        if not _accepts(inspect.signature(ours), inspect.signature(theirs)):
+            differences.append(f"{name}{inspect.signature(ours)} does not take {name}{inspect.signature(theirs)}")
+    return differences
+
+
+def _accepts(ours: inspect.Signature, theirs: inspect.Signature) -> bool:
+    """Whether each parameter of `theirs` can be passed to `ours` by position and by name, and nothing more is needed."""
+    if any(p.kind is p.VAR_KEYWORD for p in ours.parameters.values()):
+        return True
+    mine, given = list(ours.parameters.values()), list(theirs.parameters.values())
+    if [p.name for p in mine[: len(given)]] != [p.name for p in given]:
+        return False
+    needs_more = any(p.default is p.empty for p in mine[len(given) :])
+    keeps_optional = all(m.default is not m.empty or g.default is g.empty for m, g in zip(mine, given, strict=False))
+    return keeps_optional and not needs_more
+
+
+def _missing_of_all(rows: Iterable[Capability]) -> tuple[str, ...]:
+    return tuple(name for row in rows for name in missing_of(row))
+
+
+def _missing_request_attributes() -> tuple[str, ...]:
+    try:
+        request = _find("vllm.v1.request:Request")
+        parameters = _find("vllm.sampling_params:SamplingParams")
+        probe = request("probe", [1], parameters(max_tokens=1), None)
+    except Exception as error:  # whatever its constructor raises, the name of the class is the answer
+        return (f"vllm.v1.request:Request (cannot be built: {error})",)
+    return tuple(
+        f"vllm.v1.request:Request.{name}" for name in capabilities.REQUEST_ATTRIBUTES if not hasattr(probe, name)
+    )
+
+
+def _find(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _has(found: Any, name: str) -> bool:
+    return hasattr(found, name)
+
+
+def _fields(found: Any) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(found):
+        return tuple(f.name for f in dataclasses.fields(found))
+    return tuple(getattr(found, "__struct_fields__", ()))
+
+
+def _lacking_parameters(found: Callable[..., Any], wanted: tuple[str, ...]) -> list[str]:
+    try:
+        present = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return list(wanted)
+    if any(p.kind is p.VAR_KEYWORD for p in present.values()):
+        return []
+    return [name for name in wanted if name not in present]

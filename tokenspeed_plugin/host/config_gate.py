@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses or adjusts, before the runners are built, what the tokenspeed scheduler cannot honour."""
+
+from typing import Any
+
+from tokenspeed_plugin.host.config_rows import ADJUSTED, KV_REFUSED, REFUSED, Adjusted
+from tokenspeed_plugin.host.log import logger
+
+
+class ConfigRefusedError(ValueError):
+    """Settings that the tokenspeed scheduler cannot honour; one line for each, with the way on."""
+
+
+def adjust(engine_args: Any) -> list[Adjusted]:
+    """Set the arguments of `ADJUSTED`, with a warning for each that changes; returns those."""
+    changed = [row for row in ADJUSTED if getattr(engine_args, row.argument) != row.value]
+    for row in changed:
+        logger(__name__).warning("--%s is set to %r: %s.", row.argument.replace("_", "-"), row.value, row.why)
+        setattr(engine_args, row.argument, row.value)
+    return changed
+
+
+def refusals(vllm_config: Any, kv_cache_config: Any = None) -> list[str]:
+    """One line for each setting that the tokenspeed scheduler cannot honour.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: vLLM's `KVCacheConfig`, once it is known.
+    """
+    lines = [row.line(vllm_config) for row in REFUSED] + [row.line(vllm_config) for row in ADJUSTED]
+    if kv_cache_config is not None:
+        lines += [row.line(kv_cache_config) for row in KV_REFUSED]
+    return [line for line in lines if line]
+
+
+def check(vllm_config: Any, kv_cache_config: Any = None) -> None:
+    """Refuse what the tokenspeed scheduler cannot honour; called by the start-up gate, and again by the scheduler itself.
+
+    Raises:
+        ConfigRefusedError: names every such setting, its value and the way on.
+    """
+    if lines := refusals(vllm_config, kv_cache_config):
+        msg = "the tokenspeed scheduler cannot honour:\n  " + "\n  ".join(lines)
+        raise ConfigRefusedError(msg)

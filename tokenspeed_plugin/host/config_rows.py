@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of vLLM that the tokenspeed scheduler refuses or adjusts: one row each, taken out when the feature lands.
+
+`docs/compatibility.md` lists every setting with what becomes of it; a test holds the two together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+WAY_OUT = "or use `--scheduler vllm`"
+SUPPORTED_SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingWindowMLASpec"})
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A setting that stops the start.
+
+    Attributes:
+        setting: dotted path below `VllmConfig` (below `KVCacheConfig` in `KV_REFUSED`).
+        is_asked: whether the value found there asks for the feature.
+        what: the feature, in words.
+        way_on: what to change.
+    """
+
+    setting: str
+    is_asked: Callable[[Any], bool]
+    what: str
+    way_on: str
+
+    def line(self, config: Any) -> str | None:
+        """This row as a line of the error, None when `config` does not ask for the feature."""
+        value = value_at(config, self.setting)
+        if not self.is_asked(value):
+            return None
+        return f"{self.setting}={shown(value)}: {self.what} is not supported yet; {self.way_on}, {WAY_OUT}"
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """A setting of `EngineArgs` that is changed, with a warning, before the configuration is made.
+
+    Attributes:
+        argument: field of `EngineArgs`.
+        setting: where its value ends, as a dotted path below `VllmConfig`.
+        value: what it is set to.
+        why: what the warning says.
+    """
+
+    argument: str
+    setting: str
+    value: Any
+    why: str
+
+    def line(self, config: Any) -> str | None:
+        """This row as a line of the error, None when `config` has the value."""
+        value = value_at(config, self.setting)
+        return (
+            None
+            if value == self.value
+            else f"{self.setting}={value!r}: {self.why}; set it to {self.value!r}, {WAY_OUT}"
+        )
+
+
+def value_at(config: Any, setting: str) -> Any:
+    """The value at a dotted path, None when something on the way is not there."""
+    for name in setting.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it; KV cache groups by the kinds that are not supported."""
+    kinds = _unsupported_kinds(value) if isinstance(value, (list, tuple)) else []
+    return ", ".join(sorted(set(kinds))) or repr(value)
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None
+
+
+def _is_off(value: Any) -> bool:
+    return value is False
+
+
+def _is_many(value: Any) -> bool:
+    return value is not None and value > 1
+
+
+def _has_unsupported_kind(groups: Any) -> bool:
+    return bool(_unsupported_kinds(groups))
+
+
+def _unsupported_kinds(groups: Any) -> list[str]:
+    specs = [spec for group in groups for spec in _layer_specs(getattr(group, "kv_cache_spec", None))]
+    replayed = [
+        f"{type(spec).__name__} with prefix replay" for spec in specs if getattr(spec, "prefix_replay_tokens", 0)
+    ]
+    return replayed + [type(spec).__name__ for spec in specs if type(spec).__name__ not in SUPPORTED_SPECS]
+
+
+def _layer_specs(spec: Any) -> list[Any]:
+    """A group's spec, or those of its layers when the group holds layers of unequal width."""
+    return list(spec.kv_cache_specs.values()) if hasattr(spec, "kv_cache_specs") else [spec]
+
+
+# fmt: off
+REFUSED: tuple[Refused, ...] = (
+    # scheduling
+    Refused("scheduler_config.policy", lambda v: v != "fcfs", "this policy", "leave out `--scheduling-policy`"),
+    Refused("scheduler_config.enable_chunked_prefill", _is_off, "unsplit prefill", "leave out `--no-enable-chunked-prefill`"),
+    Refused("scheduler_config.long_prefill_token_threshold", bool, "a cap on long prefills", "leave out `--long-prefill-token-threshold`"),
+    Refused("scheduler_config.long_prefill_token_threshold_adaptive", bool, "an adaptive cap on long prefills", "leave it out"),
+    Refused("scheduler_config.max_num_active_seqs", _is_set, "a second limit on running requests", "lower `--max-num-seqs`"),
+    Refused("scheduler_config.prefill_schedule_interval", _is_many, "a prefill interval", "leave out `--prefill-schedule-interval`"),
+    Refused("scheduler_config.scheduler_reserve_full_isl", _is_off, "admission by first chunk", "leave out `--no-scheduler-reserve-full-isl`"),
+    # KV cache
+    Refused("cache_config.prefix_match_unit", _is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
+    Refused("cache_config.prefix_cache_retention_interval", lambda v: v != 0, "a retention interval", "leave it out"),
+    Refused("cache_config.kv_offloading_size", _is_set, "KV offloading", "leave out `--kv-offloading-size`"),
+    Refused("kv_transfer_config.kv_connector", _is_set, "a KV connector", "leave out `--kv-transfer-config`"),
+    Refused("ec_transfer_config.ec_connector", _is_set, "an encoder-cache connector", "leave out `--ec-transfer-config`"),
+    Refused("ec_manager_config.encoder_cache_manager_cls", _is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
+    Refused("attention_config.hisparse_config", _is_set, "HiSparse", "leave it out of `--attention-config`"),
+    # kinds of model
+    Refused("model_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a model that generates text"),
+    Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
+    Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
+    Refused("model_config.supports_multimodal_inputs", bool, "multimodal input", "add `--language-model-only`"),
+    Refused("is_mm_encoder_only", bool, "an encoder-only instance", "leave out `--mm-encoder-only`"),
+    Refused("model_config.is_hybrid", bool, "a model with state layers (Mamba, GDN, KDA)", "serve an attention model"),
+    Refused("model_config.is_attention_free", bool, "a model without attention", "serve an attention model"),
+    # features of requests
+    Refused("lora_config.max_loras", _is_set, "LoRA", "leave out `--enable-lora`"),
+    Refused("speculative_config.num_speculative_tokens", _is_set, "speculative decoding", "leave out `--speculative-config`"),
+    Refused("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
+    Refused("model_config.return_sampling_mask", bool, "returning sampling masks", "leave out `--return-sampling-mask`"),
+    Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
+    # parallelism
+    Refused("parallel_config.pipeline_parallel_size", _is_many, "pipeline parallelism", "use `--tensor-parallel-size`"),
+    Refused("parallel_config.data_parallel_size", _is_many, "data parallelism", "start one server for each replica"),
+    Refused("parallel_config.decode_context_parallel_size", _is_many, "decode context parallelism", "leave it out"),
+    Refused("parallel_config.prefill_context_parallel_size", _is_many, "prefill context parallelism", "leave it out"),
+    Refused("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
+    # observability
+    Refused("observability_config.kv_cache_metrics", bool, "sampling of block residency", "leave out `--kv-cache-metrics`"),
+    Refused("observability_config.enable_mfu_metrics", bool, "model FLOPs metrics", "leave out `--enable-mfu-metrics`"),
+    Refused("observability_config.enable_logging_iteration_details", bool, "logging of iterations", "leave it out"),
+)
+
+# Known once the workers reported their layers, so only the scheduler can look.
+KV_REFUSED: tuple[Refused, ...] = (
+    Refused("kv_cache_groups", _has_unsupported_kind, "this kind of KV cache group", "serve a model with full or sliding-window attention"),
+    Refused("hisparse_host_num_blocks", _is_set, "HiSparse", "leave it out of `--attention-config`"),
+)
+
+ADJUSTED: tuple[Adjusted, ...] = (
+    Adjusted("async_scheduling", "scheduler_config.async_scheduling", value=False,
+             why="the tokenspeed scheduler does not overlap steps yet, so asynchronous scheduling is off"),
+    Adjusted("prefix_caching_hash_algo", "cache_config.prefix_caching_hash_algo", value="sha256",
+             why="prefix keys are the plugin's own SHA-256 over a versioned encoding, the same in every process"),
+)
+# fmt: on
