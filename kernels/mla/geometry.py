@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of multi-head latent attention and how query rows fold into the tiles of a decode kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LATENT_DIMS = 512
+ROPE_DIMS = 64
+HEAD_DIMS = LATENT_DIMS + ROPE_DIMS
+TILE_TOKENS = 64
+"""KV tokens per tile: the granularity of the split plan."""
+TILE_ROWS = (16, 32, 64)
+"""Row counts for which the Hopper kernel is compiled."""
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """How the q x H query rows of one request fold into row tiles of a kernel.
+
+    A row tile holds `query_tokens` tokens of `heads` heads each, at most `rows` rows. All row tiles of a request read the
+    same KV tokens.
+    """
+
+    rows: int
+    heads: int
+    query_tokens: int
+    row_tiles: int
+
+    @classmethod
+    def fold(cls, num_heads: int, max_query_tokens: int) -> RowTiles:
+        """The smallest fold for `num_heads` heads and up to `max_query_tokens` tokens of a request.
+
+        Raises:
+            ValueError: a count is not positive.
+        """
+        if num_heads < 1 or max_query_tokens < 1:
+            raise ValueError(f"num_heads={num_heads}, max_query_tokens={max_query_tokens}: both must be at least 1")
+        limit = TILE_ROWS[-1]
+        head_tiles = -(-num_heads // limit)
+        heads = -(-num_heads // head_tiles)
+        token_tiles = -(-max_query_tokens // max(1, limit // heads))
+        query_tokens = -(-max_query_tokens // token_tiles)
+        rows = next(rows for rows in TILE_ROWS if rows >= heads * query_tokens)
+        return cls(rows, heads, query_tokens, head_tiles * token_tiles)
+
+    def groups(self, num_multiprocessors: int) -> int:
+        """Blocks that share the KV of a batch, per row tile."""
+        return max(1, num_multiprocessors // self.row_tiles)
+
+
+def plan_words(groups: int, num_requests: int) -> int:
+    """32-bit words of a split plan; `PlanView` and `plan_kernel` in csrc lay it out."""
+    return 3 * groups + 3 * num_requests + 1
