@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv_flat/csrc/block_key.h"
+
+#include <array>
+#include <bit>
+#include <utility>
+
+#include "kv_flat/csrc/sha256.h"
+
+namespace tokenspeed::kv_flat {
+namespace {
+
+enum class FrameKind : std::uint8_t { kFormat = 1, kSalt = 2, kAdapter = 3, kContent = 4 };
+
+template <typename Number>
+void put_number(Sha256& hash, Number value) {
+    std::array<std::uint8_t, sizeof(Number)> bytes{};
+    for (std::size_t i = 0; i < sizeof(Number); ++i) {
+        bytes[i] = static_cast<std::uint8_t>(static_cast<std::uint64_t>(value) >> (8 * i));
+    }
+    hash.update(bytes);
+}
+
+void put_frame(Sha256& hash, FrameKind kind, std::string_view text) {
+    put_number(hash, static_cast<std::uint8_t>(kind));
+    put_number(hash, static_cast<std::uint32_t>(text.size()));
+    hash.update({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
+void put_tokens(Sha256& hash, std::span<const TokenId> tokens) {
+    if constexpr (std::endian::native == std::endian::little) {
+        hash.update({reinterpret_cast<const std::uint8_t*>(tokens.data()), tokens.size_bytes()});
+    } else {
+        for (const TokenId token : tokens) put_number(hash, static_cast<std::uint32_t>(token));
+    }
+}
+
+}  // namespace
+
+KeyChain::KeyChain(std::uint32_t key_tokens, KeyContext context)
+    : key_tokens_(key_tokens), spans_(std::move(context.spans)) {
+    Sha256 hash;
+    put_frame(hash, FrameKind::kFormat, kKeyFormat);
+    put_number(hash, key_tokens);
+    put_frame(hash, FrameKind::kSalt, context.salt);
+    put_frame(hash, FrameKind::kAdapter, context.adapter);
+    root_ = hash.finish();
+}
+
+void KeyChain::extend(std::span<const TokenId> tokens) {
+    if (key_tokens_ == 0) return;
+    const std::size_t num_keys = tokens.size() / key_tokens_;
+    if (num_keys <= keys_.size()) return;
+    keys_.reserve(num_keys);
+    while (keys_.size() < num_keys) {
+        const std::size_t begin = keys_.size() * key_tokens_;
+        keys_.push_back(next_key(tokens.subspan(begin, key_tokens_), static_cast<std::uint32_t>(begin)));
+    }
+}
+
+void KeyChain::truncate(std::uint32_t num_tokens) {
+    if (key_tokens_ == 0) return;
+    const std::size_t num_keys = num_tokens / key_tokens_;
+    if (num_keys < keys_.size()) keys_.resize(num_keys);
+}
+
+Digest KeyChain::next_key(std::span<const TokenId> block, std::uint32_t begin_tokens) const {
+    Sha256 hash;
+    hash.update(keys_.empty() ? root_.bytes : keys_.back().bytes);
+    put_tokens(hash, block);
+
+    const std::uint32_t end_tokens = begin_tokens + static_cast<std::uint32_t>(block.size());
+    std::uint32_t num_spans = 0;
+    for (const ContentSpan& span : spans_) num_spans += span.begin_tokens < end_tokens && span.end_tokens > begin_tokens;
+    put_number(hash, num_spans);
+    if (num_spans > 0) {
+        for (const ContentSpan& span : spans_) {
+            if (span.begin_tokens >= end_tokens || span.end_tokens <= begin_tokens) continue;
+            put_number(hash, std::int64_t{span.begin_tokens} - std::int64_t{begin_tokens});
+            put_frame(hash, FrameKind::kContent, span.content_id);
+        }
+    }
+    return hash.finish();
+}
+
+}  // namespace tokenspeed::kv_flat

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv_flat/csrc/digest.h"
+
+namespace tokenspeed::kv_flat {
+
+using TokenId = std::int32_t;
+
+/// Goes into the first key of every chain. Change it with any change of the encoding below, so that stores never mix.
+inline constexpr std::string_view kKeyFormat = "tokenspeed-kv/1";
+
+/// A span of the prompt whose content is not given by its token ids (an image, say): [begin, end) in tokens.
+struct ContentSpan {
+    std::uint32_t begin_tokens = 0;
+    std::uint32_t end_tokens = 0;
+    std::string content_id;
+};
+
+/// Everything besides token ids that makes two prompts differ.
+struct KeyContext {
+    std::string salt;     ///< tenant isolation (`cache_salt`); empty is "none"
+    std::string adapter;  ///< LoRA adapter name; empty is "none"
+    std::vector<ContentSpan> spans;
+};
+
+/// The chain of block keys of one token sequence.
+///
+///   root  = H( frame(format) u32(key_tokens) frame(salt) frame(adapter) )
+///   key_i = H( key_{i-1} u32(token)*key_tokens u32(num_spans) { i64(begin - block begin) frame(content_id) }* )
+///
+/// with H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed place or a
+/// length in front, so no two different inputs have the same encoding. A key names all tokens up to the end of its block.
+class KeyChain {
+  public:
+    KeyChain() = default;
+    KeyChain(std::uint32_t key_tokens, KeyContext context);
+
+    /// Appends the keys of all whole blocks of `tokens` that are not there yet. `tokens` is the sequence from its start.
+    void extend(std::span<const TokenId> tokens);
+
+    /// Forgets the keys of blocks that end after `num_tokens` (a sequence that was cut).
+    void truncate(std::uint32_t num_tokens);
+
+    [[nodiscard]] std::span<const Digest> keys() const noexcept { return keys_; }
+    [[nodiscard]] const Digest& root() const noexcept { return root_; }
+    [[nodiscard]] std::uint32_t key_tokens() const noexcept { return key_tokens_; }
+
+  private:
+    [[nodiscard]] Digest next_key(std::span<const TokenId> block, std::uint32_t begin_tokens) const;
+
+    std::uint32_t key_tokens_ = 0;  // 0: no prefix caching, no keys
+    Digest root_;
+    std::vector<ContentSpan> spans_;
+    std::vector<Digest> keys_;
+};
+
+}  // namespace tokenspeed::kv_flat

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv_flat/csrc/block_key.h"
+#include "kv_flat/csrc/block_pool.h"
+#include "kv_flat/csrc/group_spec.h"
+#include "kv_flat/csrc/joint_match.h"
+#include "kv_flat/csrc/kv_sequence.h"
+
+namespace tokenspeed::kv_flat {
+
+struct KvConfig {
+    std::uint32_t num_blocks = 0;         ///< the null block included
+    std::uint32_t key_tokens = 0;         ///< tokens per key; divides every group's block
+    std::uint32_t in_flight_tokens = 0;   ///< most tokens of one sequence that are computed but not confirmed
+    bool prefix_caching = true;
+    bool record_events = false;
+    std::vector<GroupSpec> groups;
+};
+
+/// The flat KV manager: one pool under any number of groups. Knows sequences of tokens, not requests.
+///
+/// Verbs that read: probe, blocks_to_*. Verbs that take are all-or-nothing over all groups: open, extend.
+class FlatKv {
+  public:
+    /// Throws std::invalid_argument naming the field, its value and what is allowed.
+    explicit FlatKv(KvConfig config);
+
+    [[nodiscard]] const KvConfig& config() const noexcept { return config_; }
+    [[nodiscard]] BlockPool& pool() noexcept { return pool_; }
+    [[nodiscard]] const BlockPool& pool() const noexcept { return pool_; }
+
+    /// The longest cached prefix, at most `max_tokens` long.
+    /// @param drop_last give up the last block of it (some drafters need its hidden states computed)
+    [[nodiscard]] Match probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last = false) const;
+
+    /// No match: for a sequence that must not read the cache.
+    [[nodiscard]] Match no_match() const;
+
+    /// Blocks that a sequence of `num_tokens` may hold at once, over all groups.
+    [[nodiscard]] std::uint32_t max_held_blocks(std::uint32_t num_tokens) const noexcept;
+
+    /// The same when it is computed in the smallest steps: less than this can never hold it.
+    [[nodiscard]] std::uint32_t least_held_blocks(std::uint32_t num_tokens) const noexcept;
+
+    /// Blocks that `open(match)` and growth to `num_tokens` will take out of the free queue, at most.
+    [[nodiscard]] std::uint32_t blocks_to_open(const Match& match, std::uint32_t num_tokens) const noexcept;
+
+    /// Blocks that `extend(sequence, num_tokens)` will take.
+    [[nodiscard]] std::uint32_t blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept;
+
+    /// The largest length, at most `num_tokens`, to which `num_blocks` more blocks extend the sequence.
+    [[nodiscard]] std::uint32_t fitting_tokens(const KvSequence& sequence, std::uint32_t num_tokens,
+                                               std::uint32_t num_blocks) const noexcept;
+
+    /// Blocks that a sequence may still take until it holds all of `num_tokens`.
+    [[nodiscard]] std::uint32_t blocks_to_complete(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept;
+
+    /// Adopts a match that was probed since the pool last changed.
+    [[nodiscard]] KvSequence open(const Match& match);
+
+    /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
+    [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens);
+
+    /// Gives back the blocks that no token at or after `num_computed_tokens` reads.
+    void retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept;
+
+    /// Makes the whole blocks of the first `num_tokens` tokens hittable.
+    /// @param chain keys of the sequence, at least up to num_tokens
+    /// @param tokens the sequence's ids, for events
+    void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens, std::uint32_t num_tokens);
+
+    /// Adds the sequence's shares to `owners`, which is indexed by block. For integrity checks.
+    static void count_owners(const KvSequence& sequence, std::vector<std::uint32_t>& owners);
+
+  private:
+    [[nodiscard]] std::uint32_t held_blocks(std::uint32_t num_tokens, std::uint32_t in_flight_tokens) const noexcept;
+    void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t index);
+
+    KvConfig config_;
+    BlockPool pool_;
+    JointMatcher matcher_;
+};
+
+}  // namespace tokenspeed::kv_flat

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/admission.h"
+
+#include <algorithm>
+
+namespace tokenspeed::scheduler_fsm {
+namespace {
+
+// A request that does not fit is overtaken in at most this many steps; then nothing behind it starts until it does.
+constexpr std::uint32_t kMaxOvertakenSteps = 64;
+
+// A step looks at no more than this many requests that do not fit, however long the queue.
+constexpr std::size_t kMaxPassedOver = 16;
+
+std::uint32_t num_sole_blocks(const Request& request, const kv_flat::BlockPool& pool) {
+    std::uint32_t sum = 0;
+    for (kv_flat::GroupId group = 0; group < request.kv()->num_groups(); ++group) {
+        for (const kv_flat::BlockId block : request.kv()->table(group).ids()) {
+            sum += block != kv_flat::kNullBlock && pool.num_owners(block) == 1;
+        }
+    }
+    return sum;
+}
+
+}  // namespace
+
+bool Admission::has_slot() const {
+    const SchedulerConfig& config = step_.engine.config;
+    const std::uint32_t most = config.max_num_active_seqs > 0 ? config.max_num_active_seqs : config.max_num_seqs;
+    return step_.engine.slots.num_free() > 0 && step_.engine.num_running() < most;
+}
+
+bool Admission::is_open() const {
+    return step_.options.pause == PauseLevel::kNone && !closed_for_all_ && passed_over_.size() < kMaxPassedOver && has_slot();
+}
+
+kv_flat::Match Admission::probe(const Request& request) const {
+    const kv_flat::FlatKv& kv = step_.engine.kv;
+    // The last known token is always computed: its logits are what the step is for.
+    const std::uint32_t most = request.num_known_tokens() - 1;
+    if (!request.may_read_cache) return kv.no_match();
+    return kv.probe(request.chain.keys(), most, step_.engine.config.drop_last_match_block);
+}
+
+std::uint32_t Admission::free_block_limit(const Request& request) const {
+    const EngineState& engine = step_.engine;
+    std::uint32_t kept = step_.reservations.total();
+    if (engine.num_running() > 0) {
+        kept += static_cast<std::uint32_t>(engine.config.watermark * engine.kv.pool().num_usable());
+        // A request that was retracted once comes back only with room for every decode to grow by a block, or it goes again at once.
+        if (request.was_retracted()) kept += engine.decoding.size();
+    }
+    const std::uint32_t free = engine.kv.pool().num_free();
+    return free > kept ? free - kept : 0;
+}
+
+bool Admission::may_try(const Request& request) const {
+    const std::uint64_t step = step_.engine.step;
+    if (request.retracted_step == step || request.passed_over_step == step) return false;
+    if (closed_for_new_ && !request.was_retracted()) return false;
+    return step_.engine.adapters.admits(request.adapter);
+}
+
+bool Admission::answer_may_differ(const Request& request, std::uint32_t limit) const {
+    const CapacityMemo& memo = request.memo;
+    if (memo.needed_blocks <= limit) return true;
+    return memo.has_missing_key &&
+           step_.engine.kv.pool().find(memo.missing_key, memo.missing_group) != kv_flat::kNullBlock;
+}
+
+void Admission::remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks) {
+    request.memo = {};
+    request.memo.needed_blocks = needed_blocks;
+    const auto& groups = step_.engine.kv.config().groups;
+    const auto keys = request.chain.keys();
+    for (kv_flat::GroupId group = 0; group < groups.size(); ++group) {
+        if (groups[group].retention != kv_flat::Retention::kFull) continue;
+        const std::size_t next = (match.num_tokens + groups[group].block_tokens) / request.chain.key_tokens();
+        if (next > keys.size()) return;
+        request.memo.has_missing_key = true;
+        request.memo.missing_key = keys[next - 1];
+        request.memo.missing_group = group;
+        return;
+    }
+}
+
+bool Admission::try_start(Request& request) {
+    EngineState& engine = step_.engine;
+    if (!may_try(request)) return false;
+    if (engine.kv.least_held_blocks(request.num_known_tokens()) > engine.kv.pool().num_usable()) {
+        // It grew past the pool while it decoded; alone in the pool it could get no further either.
+        engine.finish(request, FinishReason::kLength);
+        plan_.ended.push_back(&request);
+        return false;
+    }
+    const std::uint32_t limit = free_block_limit(request);
+    if (answer_may_differ(request, limit)) {
+        const kv_flat::Match match = probe(request);
+        const std::uint32_t first_chunk = std::min(request.num_known_tokens(), match.num_tokens + step_.token_budget);
+        const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
+        const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
+        // With the pool to itself it starts in any case: its chunks shrink to what fits.
+        if (needed <= limit || engine.kv.pool().num_in_use() == 0) {
+            start(request, match);
+            return true;
+        }
+        remember_failure(request, match, needed);
+    }
+    passed_over_.push_back(&request);
+    request.passed_over_step = engine.step;
+    // Its cached blocks are what a retracted request has left: nobody new may take them.
+    closed_for_new_ = closed_for_new_ || request.was_retracted();
+    closed_for_all_ = closed_for_all_ || request.num_overtaken_steps >= kMaxOvertakenSteps;
+    return false;
+}
+
+void Admission::start(Request& request, const kv_flat::Match& match) {
+    EngineState& engine = step_.engine;
+    count_cache_use(request, match.num_tokens);
+    request.num_computed_tokens = match.num_tokens;
+    request.num_cached_tokens = match.num_tokens;
+    engine.admit(request, engine.kv.open(match));
+    step_.reservations.set(request, engine.kv.blocks_to_complete(*request.kv(), request.num_known_tokens()));
+    num_started_after_first_pass_over_ += !passed_over_.empty();
+}
+
+void Admission::count_cache_use(const Request& request, std::uint32_t num_hit_tokens) {
+    if (!request.may_read_cache || !step_.engine.kv.config().prefix_caching) return;
+    Counters& counters = step_.engine.counters;
+    if (request.num_retractions > 0) {
+        ++counters.num_readmissions;
+        counters.num_readmission_queried_tokens += request.num_known_tokens();
+        counters.num_readmission_hit_tokens += num_hit_tokens;
+    } else {
+        ++counters.num_cache_requests;
+        counters.num_cache_queried_tokens += request.num_known_tokens();
+        counters.num_cache_hit_tokens += num_hit_tokens;
+    }
+}
+
+void Admission::close() {
+    if (num_started_after_first_pass_over_ == 0) return;
+    for (Request* request : passed_over_) ++request->num_overtaken_steps;
+}
+
+void Admission::displace() {
+    EngineState& engine = step_.engine;
+    if (engine.config.policy != QueuePolicy::kPriority || engine.waiting.empty()) return;
+    if (step_.options.pause != PauseLevel::kNone) return;
+    const Request& urgent = engine.waiting.front();
+    if (!may_try(urgent)) return;
+
+    std::vector<Request*> less_urgent;
+    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {
+        for (Request* request : set->items()) {
+            if (request->order.priority > urgent.order.priority) less_urgent.push_back(request);
+        }
+    }
+    if (less_urgent.empty()) return;
+    std::ranges::sort(less_urgent, [](const Request* a, const Request* b) { return b->order < a->order; });
+
+    bool slot = has_slot();
+    std::uint32_t limit = free_block_limit(urgent);
+    if (slot && !answer_may_differ(urgent, limit + engine.kv.pool().num_in_use())) return;
+    const std::uint32_t needed = engine.kv.blocks_to_open(probe(urgent), urgent.num_known_tokens());
+    std::vector<Request*> victims;
+    for (Request* request : less_urgent) {
+        if (slot && needed <= limit) break;
+        victims.push_back(request);
+        slot = true;
+        limit += num_sole_blocks(*request, engine.kv.pool());
+    }
+    if (!slot || needed > limit) return;
+    for (Request* victim : victims) step_.retract(*victim);
+}
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "scheduler_fsm/csrc/step_builder.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// Decides which waiting requests start. A request starts only when its whole known sequence fits into what is free and not promised;
+/// one that does not fit is passed over, a bounded number of times, and asked again only when the answer may have changed.
+class Admission {
+  public:
+    Admission(StepBuilder& step, ExecutionPlan& plan) noexcept : step_(step), plan_(plan) {}
+
+    /// Retracts strictly less urgent requests when, and only when, that lets the most urgent waiting request start.
+    void displace();
+
+    /// False once nothing more can start in this step, whoever asks.
+    [[nodiscard]] bool is_open() const;
+
+    /// True when the request runs now. It has no row yet.
+    [[nodiscard]] bool try_start(Request& request);
+
+    /// Ages the requests that others overtook in this step.
+    void close();
+
+  private:
+    [[nodiscard]] bool may_try(const Request& request) const;
+    [[nodiscard]] bool answer_may_differ(const Request& request, std::uint32_t limit) const;
+    [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
+    [[nodiscard]] kv_flat::Match probe(const Request& request) const;
+    [[nodiscard]] bool has_slot() const;
+    void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
+    void start(Request& request, const kv_flat::Match& match);
+    void count_cache_use(const Request& request, std::uint32_t num_hit_tokens);
+
+    StepBuilder& step_;
+    ExecutionPlan& plan_;
+    std::vector<Request*> passed_over_;
+    std::uint32_t num_started_after_first_pass_over_ = 0;
+    bool closed_for_all_ = false;
+    bool closed_for_new_ = false;
+};
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/decode_pass.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tokenspeed::scheduler_fsm {
+
+void DecodePass::run() {
+    EngineState& engine = step_.engine;
+    // A decode may end here or lose its blocks to an older one, so walk a copy.
+    const auto items = engine.decoding.items();
+    std::vector<Request*> order(items.begin(), items.end());
+    // One token stays for prefill: with more decodes than budget, prompts would otherwise never start.
+    const bool prefill_waits = !engine.prefilling.empty() || (!engine.waiting.empty() && engine.slots.num_free() > 0);
+    const std::uint32_t kept = prefill_waits && step_.token_budget > 1 ? 1 : 0;
+    step_.token_budget -= kept;
+    // When not all fit, the next step begins behind the last one that was served.
+    if (order.size() > step_.token_budget) {
+        const std::uint64_t begin = engine.step * step_.token_budget % order.size();
+        std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(begin));
+    }
+    auto num_left = static_cast<std::uint32_t>(order.size());
+    for (Request* request : order) {
+        --num_left;
+        const std::uint32_t room = step_.room_for_one();
+        if (room == 0) break;
+        if (!std::holds_alternative<Decoding>(request->state)) continue;
+        // Drafts give way before another request's own token does.
+        const std::uint32_t fair = room > num_left ? room - num_left : 1;
+        const std::uint32_t num_tokens = std::min(wanted_tokens(*request), fair);
+        if (num_tokens > 0) serve(*request, num_tokens);
+    }
+    step_.token_budget += kept;
+}
+
+std::uint32_t DecodePass::wanted_tokens(const Request& request) const noexcept {
+    const SchedulerConfig& config = step_.engine.config;
+    if (step_.engine.step < request.eligible_step) return 0;
+    if (request.num_placeholders > 0) {
+        // The steps in flight bring it to max_tokens even if every draft in them is rejected: nothing is left to do.
+        const std::uint64_t sure_end = std::uint64_t{request.num_computed_tokens} + 2 - request.num_placeholders;
+        if (sure_end >= std::uint64_t{request.num_prompt_tokens} + request.stop.max_tokens) return 0;
+    }
+    const std::uint32_t taken = request.num_computed_tokens + config.num_sampled_tokens;
+    const std::uint32_t most = config.max_model_tokens > taken ? config.max_model_tokens - taken : 0;
+    return std::min(request.num_pending_tokens(), most);
+}
+
+void DecodePass::serve(Request& request, std::uint32_t num_tokens) {
+    step_.engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
+    const std::uint32_t missing = step_.missing_blocks(request, num_tokens);
+    if (missing > 0 && !step_.make_room(request, missing)) {
+        num_tokens = 1;  // without drafts it may still fit
+        if (step_.missing_blocks(request, num_tokens) > step_.free_blocks_for(request)) {
+            step_.end_if_pool_is_its_own(request);
+            return;
+        }
+    }
+    step_.add_row(request, num_tokens);
+}
+
+}  // namespace tokenspeed::scheduler_fsm

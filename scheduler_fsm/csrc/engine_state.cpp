@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/engine_state.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace tokenspeed::scheduler_fsm {
+
+void EngineState::enqueue(Request& request) {
+    if (may_wait(request)) {
+        waiting.push(request);
+    } else {
+        ++num_parked;
+    }
+}
+
+void EngineState::dequeue(Request& request) {
+    if (std::holds_alternative<Prefilling>(request.state)) {
+        prefilling.erase(request);
+        adapters.remove(request.adapter);
+    } else if (std::holds_alternative<Decoding>(request.state)) {
+        decoding.erase(request);
+        adapters.remove(request.adapter);
+    } else if (!waiting.erase(request)) {
+        --num_parked;
+    }
+}
+
+void EngineState::admit(Request& request, kv_flat::KvSequence&& kv_sequence) {
+    dequeue(request);
+    ++request.incarnation;
+    request.num_overtaken_steps = 0;
+    request.memo = {};
+    request.table_is_new = true;
+    if (auto* submitted = std::get_if<Submitted>(&request.state)) {
+        request.state = scheduler_fsm::admit(std::move(*submitted), std::move(kv_sequence), slots.take());
+    } else {
+        auto& retracted = std::get<Retracted>(request.state);
+        request.state = scheduler_fsm::admit(std::move(retracted), std::move(kv_sequence), slots.take());
+    }
+    prefilling.insert(request);
+    adapters.add(request.adapter);
+}
+
+void EngineState::start_decoding(Request& request) {
+    prefilling.erase(request);
+    request.state = scheduler_fsm::start_decoding(std::get<Prefilling>(std::move(request.state)));
+    decoding.insert(request);
+}
+
+void EngineState::retract(Request& request) {
+    dequeue(request);
+    if (auto* prefilling_state = std::get_if<Prefilling>(&request.state)) {
+        request.state = scheduler_fsm::retract(std::move(*prefilling_state));
+    } else {
+        request.state = scheduler_fsm::retract(std::get<Decoding>(std::move(request.state)));
+    }
+    request.num_computed_tokens = 0;
+    request.num_placeholders = 0;
+    request.drafts.clear();
+    request.retracted_step = step;
+    request.lane_key = prefilled_tokens + request.num_known_tokens();
+    ++request.num_retractions;
+    ++counters.num_retractions;
+    enqueue(request);
+}
+
+void EngineState::finish(Request& request, FinishReason why) {
+    // What was certainly written stays hittable for the next turn of the same session.
+    if (auto* sequence = request.kv()) {
+        const std::uint32_t confirmed = std::min(request.num_confirmed_tokens(), request.num_known_tokens());
+        kv.publish(*sequence, request.chain, request.tokens, confirmed);
+    }
+    dequeue(request);
+    request.state = std::visit(
+        [why](auto&& state) -> Finished {
+            using State = std::remove_cvref_t<decltype(state)>;
+            if constexpr (std::is_same_v<State, Finished>) {
+                return std::move(state);
+            } else {
+                return scheduler_fsm::finish(std::move(state), why);
+            }
+        },
+        std::move(request.state));
+}
+
+void EngineState::unpark_if_drained(Request& request) {
+    if (!request.was_retracted() || !may_wait(request)) return;
+    --num_parked;
+    waiting.push(request);
+}
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "kv_flat/csrc/flat_kv.h"
+#include "scheduler_fsm/csrc/execution_plan.h"
+#include "scheduler_fsm/csrc/request_slot.h"
+#include "scheduler_fsm/csrc/request_table.h"
+#include "scheduler_fsm/csrc/running_set.h"
+#include "scheduler_fsm/csrc/scheduler_config.h"
+#include "scheduler_fsm/csrc/waiting_queue.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// Counts since start. Each is a fact about admissions, never about attempts.
+struct Counters {
+    std::uint64_t num_cache_requests = 0;      ///< first admissions that read the cache
+    std::uint64_t num_cache_queried_tokens = 0;
+    std::uint64_t num_cache_hit_tokens = 0;
+    std::uint64_t num_readmissions = 0;        ///< the same three for requests that come back after a retraction
+    std::uint64_t num_readmission_queried_tokens = 0;
+    std::uint64_t num_readmission_hit_tokens = 0;
+    std::uint64_t num_retractions = 0;
+    std::uint64_t num_late_rows = 0;           ///< results for requests that were gone
+    std::uint64_t num_unknown_steps = 0;       ///< results for steps that were not in flight
+};
+
+/// Everything the scheduler knows, and the few moves that keep its parts in step with each other.
+/// A request is in exactly one place: waiting, parked, decoding, prefilling or finished.
+struct EngineState {
+    explicit EngineState(SchedulerConfig checked_config)
+        : config(std::move(checked_config)),
+          kv(config.kv),
+          slots(config.max_num_seqs),
+          adapters(config.max_adapters) {}
+
+    SchedulerConfig config;
+    // Requests hold blocks and slots, so the table is destroyed before the pools.
+    kv_flat::FlatKv kv;
+    SlotPool slots;
+    RequestTable requests;
+
+    WaitingQueue waiting;
+    std::uint32_t num_parked = 0;  ///< neither waiting nor running: not ready yet, or retracted with steps in flight
+    OrderedRequests decoding;
+    OrderedRequests prefilling;
+    AdapterUse adapters;
+
+    std::uint64_t step = 0;
+    std::deque<StepRecord> in_flight;
+    std::uint64_t prefilled_tokens = 0;  ///< the clock of the short lane
+    bool prefill_bound = false;          ///< the last prefill pass could not take everybody who wanted in
+    std::uint64_t next_sequence = 0;
+    Counters counters;
+
+    [[nodiscard]] std::uint32_t num_running() const noexcept { return decoding.size() + prefilling.size(); }
+
+    /// Puts a request that is neither running nor finished where it belongs now.
+    void enqueue(Request& request);
+    /// Takes a request out of wherever it is, keeping its state.
+    void dequeue(Request& request);
+
+    void admit(Request& request, kv_flat::KvSequence&& kv_sequence);
+    void start_decoding(Request& request);
+    void retract(Request& request);
+    void finish(Request& request, FinishReason why);
+
+    /// A request whose last step in flight came back may wait for admission again.
+    void unpark_if_drained(Request& request);
+
+  private:
+    [[nodiscard]] static bool may_wait(const Request& request) noexcept {
+        return request.ready && request.num_in_flight_tokens == 0;
+    }
+};
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "scheduler_fsm/csrc/request.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+enum class RowKind : std::uint8_t {
+    kFirst,    ///< a worker sees the request for the first time
+    kResumed,  ///< it comes back after a retraction, with a new table
+    kRunning,  ///< its table only grew
+};
+
+/// What one request does in one step.
+struct PlanRow {
+    Request* request = nullptr;
+    RowKind kind = RowKind::kRunning;
+    bool samples = false;        ///< the step reaches the request's last token, so it yields at least one new one
+    bool needs_history = false;  ///< the worker may have dropped its copy of the ids: it was not in the previous step
+    std::uint32_t num_tokens = 0;
+    std::uint32_t num_computed_tokens = 0;  ///< before the step
+    std::uint32_t num_placeholders = 0;     ///< before the step: sampled on the device, ids not delivered
+    std::uint32_t num_drafts = 0;           ///< the last tokens of the step that are drafts
+    std::uint32_t num_cached_tokens = 0;    ///< kFirst, kResumed: served by the prefix cache
+};
+
+/// One step. Valid until the next call into the scheduler.
+struct ExecutionPlan {
+    std::uint64_t step = 0;
+    std::vector<PlanRow> rows;
+    std::uint32_t num_tokens = 0;
+    std::vector<TokenId> drafts;                     ///< of all rows, in row order
+    std::vector<std::uint32_t> first_new_blocks;     ///< per row and group: table column where the new blocks begin
+    std::vector<Request*> retracted;
+    std::vector<Request*> ended;                     ///< finished by the plan itself: they fill the pool alone
+
+    void clear() {
+        rows.clear();
+        num_tokens = 0;
+        drafts.clear();
+        first_new_blocks.clear();
+        retracted.clear();
+        ended.clear();
+    }
+};
+
+/// What `advance` remembers of a planned step.
+struct StepRecord {
+    struct Row {
+        RequestHandle handle;
+        std::uint32_t incarnation = 0;
+        std::uint32_t num_tokens = 0;
+        std::uint32_t num_drafts = 0;
+        bool samples = false;
+    };
+    std::uint64_t step = 0;
+    std::vector<Row> rows;
+};
+
+/// The results of one step: tokens of row i are tokens[offsets[i], offsets[i + 1]).
+struct ExecutionEvents {
+    std::uint64_t step = 0;
+    std::span<const TokenId> tokens;
+    std::span<const std::uint32_t> offsets;
+};
+
+/// What one request got from one step.
+struct Delivery {
+    std::uint32_t row = 0;  ///< row of the step's record
+    Request* request = nullptr;
+    std::uint32_t num_new_tokens = 0;  ///< the last ones of its output
+    std::uint32_t num_accepted_drafts = 0;
+    bool is_first_output = false;
+    bool finished = false;
+    Stop stop;
+};
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/prefill_pass.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace tokenspeed::scheduler_fsm {
+
+void PrefillPass::run() {
+    EngineState& engine = step_.engine;
+    if (is_throttled()) return;
+    serve_in_order();
+    if (cut_ != nullptr) {
+        // The odd token goes to either side in turn, so that a budget of one starves neither.
+        const std::uint32_t half = (step_.room_for_one() + static_cast<std::uint32_t>(engine.step % 2)) / 2;
+        serve_short_lane(step_.room_for_one() - half);
+        static_cast<void>(serve(*cut_, step_.room_for_one()));
+    }
+    admission_.close();
+    engine.prefill_bound = step_.room_for_one() == 0 && !engine.waiting.empty();
+}
+
+bool PrefillPass::is_throttled() const {
+    return step_.options.throttle_prefills && !step_.engine.prefill_bound && !step_.engine.decoding.empty();
+}
+
+std::uint32_t PrefillPass::wanted_tokens(const Request& request) const noexcept {
+    const SchedulerConfig& config = step_.engine.config;
+    const std::uint32_t taken = request.num_computed_tokens + config.num_sampled_tokens;
+    const std::uint32_t most = config.max_model_tokens > taken ? config.max_model_tokens - taken : 0;
+    return std::min(request.num_pending_tokens(), most);
+}
+
+std::uint32_t PrefillPass::chunk_limit() const noexcept {
+    const EngineState& engine = step_.engine;
+    const std::uint32_t num_requests = engine.num_running() + engine.waiting.size();
+    std::uint32_t limit = engine.config.long_prefill_tokens;
+    if (limit == 0 || num_requests <= 1) return ~std::uint32_t{0};
+    if (engine.config.long_prefill_adaptive) limit = std::max(limit, engine.config.max_scheduled_tokens / num_requests);
+    return limit;
+}
+
+bool PrefillPass::others_want(const Request& request) const {
+    const EngineState& engine = step_.engine;
+    for (const Request* other : engine.prefilling.items()) {
+        if (other != &request && !step_.is_planned(*other)) return true;
+    }
+    return admission_.is_open() && !engine.waiting.empty();
+}
+
+bool PrefillPass::start(Request& request) {
+    // Without chunked prefill a prompt runs whole or waits for a step of its own.
+    if (!step_.engine.config.chunked_prefill && wanted_tokens(request) > step_.room_for_one()) return false;
+    return admission_.try_start(request);
+}
+
+void PrefillPass::serve_in_order() {
+    EngineState& engine = step_.engine;
+    const auto items = engine.prefilling.items();
+    const std::vector<Request*> running(items.begin(), items.end());
+    auto next_running = running.begin();
+    auto next_waiting = engine.waiting.by_order().begin();
+    while (step_.room_for_one() > 0) {
+        const bool waiting_left = admission_.is_open() && next_waiting != engine.waiting.by_order().end();
+        if (next_running == running.end() && !waiting_left) return;
+        Request* request = nullptr;
+        if (next_running != running.end() && (!waiting_left || (*next_running)->order < (*next_waiting)->order)) {
+            request = *next_running++;
+            if (!request->is_prefilling()) continue;  // retracted for an older one
+        } else {
+            request = *next_waiting++;  // before it leaves the queue
+            if (!start(*request)) continue;
+        }
+        const std::uint32_t wanted = std::min(wanted_tokens(*request), chunk_limit());
+        if (wanted > step_.room_for_one() && others_want(*request)) {
+            cut_ = request;
+            return;
+        }
+        static_cast<void>(serve(*request, wanted));
+    }
+}
+
+void PrefillPass::serve_short_lane(std::uint32_t budget) {
+    EngineState& engine = step_.engine;
+    std::vector<Request*> running;
+    for (Request* request : engine.prefilling.items()) {
+        if (request != cut_ && !step_.is_planned(*request)) running.push_back(request);
+    }
+    std::ranges::sort(running, {}, [](const Request* request) {
+        return std::pair(request->order.priority, request->lane_key);
+    });
+    auto next_running = running.begin();
+    auto next_waiting = engine.waiting.by_lane().begin();
+    while (budget > 0) {
+        const bool waiting_left = admission_.is_open() && next_waiting != engine.waiting.by_lane().end();
+        if (next_running == running.end() && !waiting_left) return;
+        const auto key = [](const Request* request) { return std::pair(request->order.priority, request->lane_key); };
+        Request* request = nullptr;
+        if (next_running != running.end() && (!waiting_left || key(*next_running) <= key(*next_waiting))) {
+            request = *next_running++;
+            if (!request->is_prefilling()) continue;
+        } else {
+            request = *next_waiting++;
+            if (!start(*request)) continue;
+        }
+        budget -= serve(*request, std::min({wanted_tokens(*request), chunk_limit(), budget}));
+    }
+}
+
+std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
+    EngineState& engine = step_.engine;
+    num_tokens = std::min(num_tokens, step_.room_for_one());
+    engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
+    std::uint32_t fitting = step_.fitting_tokens(request, num_tokens);
+    if (fitting == 0 && num_tokens > 0 && request.num_in_flight_tokens == 0) {
+        // Older decodes grew into what it was promised. With steps in flight, waiting for them may already help.
+        if (step_.make_room(request, step_.missing_blocks(request, 1))) fitting = step_.fitting_tokens(request, num_tokens);
+        if (fitting == 0) step_.end_if_pool_is_its_own(request);
+    }
+    if (fitting == 0) return 0;
+    engine.prefilled_tokens += fitting;
+    step_.add_row(request, fitting);
+    if (request.is_prefilling()) {
+        const std::uint32_t promised = engine.kv.blocks_to_complete(*request.kv(), request.num_known_tokens());
+        step_.reservations.set(request, promised);
+    }
+    return fitting;
+}
+
+}  // namespace tokenspeed::scheduler_fsm

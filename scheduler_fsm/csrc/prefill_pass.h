@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "scheduler_fsm/csrc/admission.h"
+#include "scheduler_fsm/csrc/step_builder.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// Shares what decodes left among prompts.
+///
+/// In the total order, every prompt that can be finished is. The first that cannot gets half of what is left and the other half is the
+/// short lane: prompts by virtual deadline (arrival plus length, on a clock of prefilled tokens). So the oldest moves at half speed at
+/// least, a short prompt behind a 200K one waits for a bounded number of steps, and no stream of short ones starves a long one.
+class PrefillPass {
+  public:
+    PrefillPass(StepBuilder& step, Admission& admission) noexcept : step_(step), admission_(admission) {}
+
+    void run();
+
+  private:
+    [[nodiscard]] bool is_throttled() const;
+    void serve_in_order();
+    void serve_short_lane(std::uint32_t budget);
+    [[nodiscard]] bool start(Request& request);
+    [[nodiscard]] std::uint32_t wanted_tokens(const Request& request) const noexcept;
+    [[nodiscard]] std::uint32_t chunk_limit() const noexcept;
+    [[nodiscard]] bool others_want(const Request& request) const;
+    [[nodiscard]] std::uint32_t serve(Request& request, std::uint32_t num_tokens);
+
+    StepBuilder& step_;
+    Admission& admission_;
+    Request* cut_ = nullptr;  // the prompt that takes half; it gets its row last, with what the lane left over
+};
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kv_flat/csrc/block_key.h"
+#include "scheduler_fsm/csrc/request_state.h"
+#include "scheduler_fsm/csrc/stop_rules.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// Names a request across calls. A handle that outlived its request is recognised by its generation.
+struct RequestHandle {
+    std::uint32_t index = 0;
+    std::uint32_t generation = 0;
+
+    friend bool operator==(const RequestHandle&, const RequestHandle&) = default;
+};
+
+/// A prompt whose keys are already computed: made once, on arrival, off the step.
+struct PreparedPrompt {
+    std::vector<TokenId> tokens;
+    kv_flat::KeyChain chain;
+};
+
+struct RequestSpec {
+    std::string label;  ///< the client's request id, for messages
+    PreparedPrompt prompt;
+    StopRules stop;
+    std::int32_t priority = 0;
+    double arrival_time_s = 0.0;
+    std::int32_t adapter = 0;         ///< LoRA adapter number; 0 is none
+    bool may_read_cache = true;       ///< false when every prompt position must be computed (prompt logprobs)
+    bool ready = true;                ///< false until Scheduler::open_gate (grammar still compiling)
+};
+
+/// Place of a request in the one total order that admission, service and victim choice share: smaller goes first.
+struct OrderKey {
+    std::int32_t priority = 0;
+    double arrival_time_s = 0.0;
+    std::uint64_t sequence = 0;
+
+    friend bool operator<(const OrderKey& a, const OrderKey& b) noexcept {
+        return std::tie(a.priority, a.arrival_time_s, a.sequence) < std::tie(b.priority, b.arrival_time_s, b.sequence);
+    }
+};
+
+/// Why a waiting request was passed over for lack of memory, so that trying again costs nothing until that may have changed.
+struct CapacityMemo {
+    std::uint32_t needed_blocks = 0;  ///< 0: nothing remembered
+    bool has_missing_key = false;
+    kv_flat::Digest missing_key;      ///< first key that was not cached; once it is, the request needs less
+    kv_flat::GroupId missing_group = 0;
+};
+
+/// A request and its progress.
+///
+///    0                         computed - in_flight        known     + placeholders     + drafts
+///    |---- KV certainly written ----|--- steps in flight ---|-- sampled, not delivered --|-- proposed --|
+class Request {
+  public:
+    Request(RequestSpec spec, RequestHandle handle, OrderKey order);
+
+    const RequestHandle handle;
+    const OrderKey order;
+    const std::string label;
+    const StopRules stop;
+    const std::int32_t adapter;
+    const bool may_read_cache;
+
+    RequestState state;
+    std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output
+    kv_flat::KeyChain chain;
+    std::uint32_t num_prompt_tokens;
+
+    std::uint32_t num_computed_tokens = 0;   ///< whose step has been planned
+    std::uint32_t num_in_flight_tokens = 0;  ///< planned, result not seen; counts retracted steps too
+    std::uint32_t num_placeholders = 0;      ///< sampled on the device, id not delivered
+    std::vector<TokenId> drafts;             ///< to be verified next; -1 while only the worker knows them
+
+    bool announced = false;              ///< a worker has seen it before
+    bool table_is_new = false;           ///< its next row carries the whole table
+    std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
+    std::uint32_t incarnation = 0;     ///< admissions so far: tells a stale step from a current one
+    std::uint32_t num_retractions = 0;
+    std::uint64_t last_planned_step = 0;
+    std::uint64_t retracted_step = 0;  ///< not admitted again in the plan that took its KV
+    std::uint64_t eligible_step = 0;   ///< earliest step of its next decode
+    std::uint64_t lane_key = 0;        ///< virtual deadline in the short lane
+    std::uint64_t passed_over_step = 0;
+    std::uint32_t num_overtaken_steps = 0;
+    bool ready;
+    CapacityMemo memo;
+
+    [[nodiscard]] std::uint32_t num_known_tokens() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
+    [[nodiscard]] std::uint32_t num_output_tokens() const noexcept { return num_known_tokens() - num_prompt_tokens; }
+    [[nodiscard]] std::span<const TokenId> output() const noexcept {
+        return std::span(tokens).subspan(num_prompt_tokens);
+    }
+
+    /// Tokens that can be computed now.
+    [[nodiscard]] std::uint32_t num_pending_tokens() const noexcept {
+        return num_known_tokens() + num_placeholders + static_cast<std::uint32_t>(drafts.size()) - num_computed_tokens;
+    }
+    /// Tokens whose KV certainly exists.
+    [[nodiscard]] std::uint32_t num_confirmed_tokens() const noexcept {
+        return num_computed_tokens > num_in_flight_tokens ? num_computed_tokens - num_in_flight_tokens : 0;
+    }
+
+    [[nodiscard]] bool is_finished() const noexcept { return std::holds_alternative<Finished>(state); }
+    [[nodiscard]] bool is_running() const noexcept { return kv() != nullptr; }
+    [[nodiscard]] bool is_prefilling() const noexcept { return std::holds_alternative<Prefilling>(state); }
+    [[nodiscard]] bool was_retracted() const noexcept { return std::holds_alternative<Retracted>(state); }
+
+    /// The KV it holds, or null.
+    [[nodiscard]] kv_flat::KvSequence* kv() noexcept {
+        if (auto* prefilling = std::get_if<Prefilling>(&state)) return &prefilling->kv;
+        if (auto* decoding = std::get_if<Decoding>(&state)) return &decoding->kv;
+        return nullptr;
+    }
+    [[nodiscard]] const kv_flat::KvSequence* kv() const noexcept { return const_cast<Request*>(this)->kv(); }
+
+    void append_output(TokenId token) { tokens.push_back(token); }
+};
+
+}  // namespace tokenspeed::scheduler_fsm

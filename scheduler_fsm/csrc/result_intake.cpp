@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/result_intake.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace tokenspeed::scheduler_fsm {
+
+void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries) {
+    const auto record = std::ranges::find(engine_.in_flight, events.step, &StepRecord::step);
+    if (record == engine_.in_flight.end()) {
+        ++engine_.counters.num_unknown_steps;
+        return;
+    }
+    check(*record, events);
+    const StepRecord taken = std::move(*record);
+    engine_.in_flight.erase(record);
+    for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
+        apply_row(taken.rows[i], i, events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]),
+                  deliveries);
+    }
+}
+
+void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events) const {
+    const auto fail = [&](const std::string& what) {
+        throw std::invalid_argument("results of step " + std::to_string(events.step) + ": " + what + "; nothing was applied");
+    };
+    if (events.offsets.size() != record.rows.size() + 1) {
+        fail(std::to_string(events.offsets.size()) + " offsets for " + std::to_string(record.rows.size()) + " rows");
+    }
+    if (events.offsets.front() != 0 || events.offsets.back() != events.tokens.size() ||
+        !std::ranges::is_sorted(events.offsets)) {
+        fail("the offsets do not partition the " + std::to_string(events.tokens.size()) + " tokens");
+    }
+    for (std::size_t i = 0; i < record.rows.size(); ++i) {
+        const StepRecord::Row& row = record.rows[i];
+        const Request* request = engine_.requests.find(row.handle);
+        if (request == nullptr || request->is_finished()) continue;
+        const auto tokens = events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]);
+        const std::size_t most = row.samples ? engine_.config.num_sampled_tokens + row.num_drafts : 0;
+        if (tokens.size() > most) {
+            fail("request " + request->label + " got " + std::to_string(tokens.size()) + " tokens; at most " +
+                 std::to_string(most) + " are possible");
+        }
+        const auto negative = std::ranges::find_if(tokens, [](TokenId token) { return token < 0; });
+        if (negative != tokens.end()) {
+            fail("request " + request->label + " got token id " + std::to_string(*negative) + "; ids start at 0");
+        }
+    }
+}
+
+void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index, std::span<const TokenId> tokens,
+                             std::vector<Delivery>& deliveries) {
+    Request* request = engine_.requests.find(row.handle);
+    if (request == nullptr || request->is_finished()) {
+        ++engine_.counters.num_late_rows;
+        return;
+    }
+    request->num_in_flight_tokens -= row.num_tokens;
+    // A request that was retracted meanwhile keeps the tokens: they were sampled from KV that was valid when the step ran.
+    const bool is_current = row.incarnation == request->incarnation && request->is_running();
+    if (is_current && !tokens.empty()) {
+        take_back_rejected(*request, row, static_cast<std::uint32_t>(tokens.size()));
+        request->num_placeholders -= std::min(request->num_placeholders, static_cast<std::uint32_t>(tokens.size()));
+    }
+    Delivery delivery;
+    delivery.row = row_index;
+    delivery.request = request;
+    if (!tokens.empty()) {
+        delivery.is_first_output = request->num_output_tokens() == 0;
+        delivery.num_accepted_drafts = static_cast<std::uint32_t>(tokens.size()) - engine_.config.num_sampled_tokens;
+        append_until_stop(*request, tokens, delivery);
+        request->chain.extend(request->tokens);
+    }
+    if (delivery.finished) {
+        engine_.finish(*request, delivery.stop.reason);
+    } else {
+        engine_.unpark_if_drained(*request);
+    }
+    deliveries.push_back(delivery);
+}
+
+void ResultIntake::take_back_rejected(Request& request, const StepRecord::Row& row,
+                                      std::uint32_t num_sampled) const noexcept {
+    if (row.num_drafts == 0) return;
+    const std::uint32_t num_accepted = num_sampled - engine_.config.num_sampled_tokens;
+    const std::uint32_t num_rejected = row.num_drafts - num_accepted;
+    request.num_computed_tokens -= num_rejected;
+    request.num_placeholders -= std::min(request.num_placeholders, num_rejected);
+}
+
+void ResultIntake::append_until_stop(Request& request, std::span<const TokenId> tokens, Delivery& delivery) const {
+    for (const TokenId token : tokens) {
+        request.append_output(token);
+        ++delivery.num_new_tokens;
+        const auto stop = check_stop(request.stop, request.output(), request.num_known_tokens(), engine_.config.max_model_tokens);
+        if (!stop) continue;
+        delivery.finished = true;
+        delivery.stop = *stop;
+        return;
+    }
+}
+
+}  // namespace tokenspeed::scheduler_fsm

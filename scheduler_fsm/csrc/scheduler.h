@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "scheduler_fsm/csrc/engine_state.h"
+#include "scheduler_fsm/csrc/execution_plan.h"
+#include "scheduler_fsm/csrc/step_builder.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// Why a request can never run. Said once, on arrival.
+struct Refusal {
+    std::string message;
+};
+
+/// The control plane: requests in, one plan per step out, results back in. It only decides; workers execute.
+///
+/// Not thread-safe. Handles stay valid until `release`; plans and deliveries until the next call.
+class Scheduler {
+  public:
+    /// Throws std::invalid_argument naming the field, its value and what is allowed.
+    explicit Scheduler(SchedulerConfig config);
+
+    /// Takes a request in, or says why it can never run. Throws std::invalid_argument for an empty prompt.
+    [[nodiscard]] std::variant<RequestHandle, Refusal> submit(RequestSpec spec);
+
+    /// What submit() waited for (a grammar) is there.
+    void open_gate(RequestHandle handle);
+
+    /// Plans the next step.
+    [[nodiscard]] const ExecutionPlan& plan(const StepOptions& options = {});
+
+    /// Takes in the results of a planned step. Throws std::invalid_argument, with no change, when they cannot be true.
+    [[nodiscard]] std::span<const Delivery> advance(const ExecutionEvents& events);
+
+    /// Sets what the request's next step verifies. Ignored for a request that does not decode.
+    void set_drafts(RequestHandle handle, std::span<const TokenId> drafts);
+
+    /// Draft tokens per request from the next step on (asynchronous scheduling: drafts stay on the device).
+    void set_num_draft_tokens(std::uint32_t num_draft_tokens);
+
+    /// Ends a request in whatever state it is. False when the handle is stale or the request has ended.
+    bool finish(RequestHandle handle, FinishReason why);
+
+    /// Forgets a finished request.
+    void release(RequestHandle handle);
+
+    /// Takes the KV of every running request away; they wait to be admitted again.
+    void retract_all();
+
+    /// Forgets all cached prefixes. False while any block is in use.
+    [[nodiscard]] bool reset_prefix_cache();
+
+    [[nodiscard]] const Request* find(RequestHandle handle) const noexcept { return engine_.requests.find(handle); }
+    [[nodiscard]] const EngineState& state() const noexcept { return engine_; }
+    [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return engine_.kv; }
+    /// Requests retracted outside a plan since the last one.
+    [[nodiscard]] std::vector<Request*> take_outside_retractions() noexcept { return std::exchange(outside_retractions_, {}); }
+
+    [[nodiscard]] std::uint32_t num_running() const noexcept { return engine_.num_running(); }
+    [[nodiscard]] std::uint32_t num_waiting() const noexcept { return engine_.waiting.size() + engine_.num_parked; }
+
+    /// Throws std::logic_error naming the first broken invariant. O(pool): for tests and idle times.
+    void check_integrity() const;
+
+  private:
+    [[nodiscard]] OrderKey order_of(const RequestSpec& spec);
+
+    EngineState engine_;
+    ExecutionPlan plan_;
+    std::vector<Delivery> deliveries_;
+    std::vector<Request*> outside_retractions_;
+};
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/step_builder.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+StepBuilder::StepBuilder(EngineState& engine_state, ExecutionPlan& plan, const StepOptions& step_options)
+    : engine(engine_state),
+      options(step_options),
+      token_budget(engine_state.config.max_scheduled_tokens),
+      plan_(plan),
+      input_rows_(engine_state.config.max_scheduled_tokens) {
+    for (const Request* request : engine.prefilling.items()) {
+        reservations.set(*request, engine.kv.blocks_to_complete(*request->kv(), request->num_known_tokens()));
+    }
+}
+
+std::uint32_t StepBuilder::room_for_one() const noexcept {
+    const std::uint32_t drafter = engine.config.drafter_slots;
+    return input_rows_ > drafter ? std::min(token_budget, input_rows_ - drafter) : 0;
+}
+
+std::uint32_t StepBuilder::free_blocks_for(const Request& request) const noexcept {
+    const std::uint32_t free = engine.kv.pool().num_free();
+    const std::uint32_t promised = reservations.before(request);
+    return free > promised ? free - promised : 0;
+}
+
+std::uint32_t StepBuilder::end_tokens(const Request& request, std::uint32_t num_tokens) const noexcept {
+    const std::uint32_t end = request.num_computed_tokens + num_tokens + engine.config.lookahead_tokens;
+    return std::min(end, engine.config.max_model_tokens);
+}
+
+std::uint32_t StepBuilder::missing_blocks(const Request& request, std::uint32_t num_tokens) const noexcept {
+    return engine.kv.blocks_to_extend(*request.kv(), end_tokens(request, num_tokens));
+}
+
+std::uint32_t StepBuilder::fitting_tokens(const Request& request, std::uint32_t num_tokens) const noexcept {
+    const std::uint32_t wanted = end_tokens(request, num_tokens);
+    const std::uint32_t end = engine.kv.fitting_tokens(*request.kv(), wanted, free_blocks_for(request));
+    if (end == wanted) return num_tokens;
+    const std::uint32_t begin = request.num_computed_tokens + engine.config.lookahead_tokens;
+    return end > begin ? end - begin : 0;
+}
+
+Request* StepBuilder::last_behind(const Request& request) const noexcept {
+    Request* last = nullptr;
+    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {
+        const auto items = set->items();
+        for (auto item = items.rbegin(); item != items.rend() && request.order < (*item)->order; ++item) {
+            if (is_planned(**item)) continue;
+            if (last == nullptr || last->order < (*item)->order) last = *item;
+            break;
+        }
+    }
+    return last;
+}
+
+bool StepBuilder::make_room(const Request& request, std::uint32_t num_blocks) {
+    while (free_blocks_for(request) < num_blocks) {
+        Request* victim = last_behind(request);
+        if (victim == nullptr) return false;
+        retract(*victim);
+    }
+    return true;
+}
+
+void StepBuilder::retract(Request& request) {
+    reservations.set(request, 0);
+    engine.retract(request);
+    plan_.retracted.push_back(&request);
+}
+
+void StepBuilder::end_if_pool_is_its_own(Request& request) {
+    // With steps in flight their tokens are still to be delivered; with other owners blocks may yet come back.
+    const bool alone = engine.kv.pool().num_in_use() == request.kv()->num_held_blocks();
+    if (!alone || request.num_in_flight_tokens > 0) return;
+    engine.finish(request, FinishReason::kLength);
+    plan_.ended.push_back(&request);
+}
+
+PlanRow StepBuilder::make_row(Request& request, std::uint32_t num_tokens) const noexcept {
+    const std::uint32_t end = request.num_computed_tokens + num_tokens;
+    const std::uint32_t last = request.num_known_tokens() + request.num_placeholders;
+    PlanRow row;
+    row.request = &request;
+    if (request.table_is_new) row.kind = request.announced ? RowKind::kResumed : RowKind::kFirst;
+    row.samples = end >= last;
+    row.needs_history = row.kind == RowKind::kResumed || request.last_planned_step + 1 != engine.step;
+    row.num_tokens = num_tokens;
+    row.num_computed_tokens = request.num_computed_tokens;
+    row.num_placeholders = request.num_placeholders;
+    row.num_drafts = end > last ? end - last : 0;
+    row.num_cached_tokens = request.table_is_new ? request.num_cached_tokens : 0;
+    return row;
+}
+
+void StepBuilder::append_news(Request& request) {
+    kv_flat::KvSequence& sequence = *request.kv();
+    for (kv_flat::GroupId group = 0; group < sequence.num_groups(); ++group) {
+        plan_.first_new_blocks.push_back(sequence.take_news(group));
+    }
+}
+
+void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
+    static_cast<void>(engine.kv.extend(*request.kv(), end_tokens(request, num_tokens)));
+    const PlanRow row = make_row(request, num_tokens);
+    plan_.rows.push_back(row);
+    plan_.num_tokens += num_tokens;
+    plan_.drafts.insert(plan_.drafts.end(), request.drafts.begin(), request.drafts.begin() + row.num_drafts);
+    append_news(request);
+    token_budget -= num_tokens;
+    input_rows_ -= std::min(input_rows_, num_tokens + engine.config.drafter_slots);
+
+    request.announced = true;
+    request.table_is_new = false;
+    request.drafts.clear();
+    request.num_computed_tokens += num_tokens;
+    request.num_in_flight_tokens += num_tokens;
+    request.last_planned_step = engine.step;
+    // Workers run steps in order and write a layer's KV before they read it: a later row may already share these blocks.
+    const std::uint32_t num_final = std::min(request.num_computed_tokens, request.num_known_tokens());
+    engine.kv.publish(*request.kv(), request.chain, request.tokens, num_final);
+    if (!row.samples) return;
+
+    request.eligible_step = engine.step + engine.config.decode_stagger_steps;
+    if (engine.config.async_scheduling) {
+        request.num_placeholders += engine.config.num_sampled_tokens + row.num_drafts;
+        request.drafts.assign(engine.config.num_draft_tokens, -1);
+    }
+    if (request.is_prefilling()) {
+        reservations.set(request, 0);
+        engine.start_decoding(request);
+    }
+}
+
+void StepBuilder::close() {
+    if (plan_.rows.empty()) return;
+    StepRecord record{plan_.step, {}};
+    record.rows.reserve(plan_.rows.size());
+    for (const PlanRow& row : plan_.rows) {
+        record.rows.push_back({row.request->handle, row.request->incarnation, row.num_tokens, row.num_drafts, row.samples});
+    }
+    engine.in_flight.push_back(std::move(record));
+}
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "scheduler_fsm/csrc/engine_state.h"
+#include "scheduler_fsm/csrc/execution_plan.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+enum class PauseLevel : std::uint8_t {
+    kNone,
+    kNew,  ///< running requests go on, nothing is admitted
+    kAll,  ///< empty steps
+};
+
+/// Outside wishes for one step.
+struct StepOptions {
+    PauseLevel pause = PauseLevel::kNone;
+    bool throttle_prefills = false;  ///< data-parallel ranks keep their prefills in the same steps
+};
+
+/// Blocks that running prefills were promised at admission and have not taken yet.
+class Reservations {
+  public:
+    void set(const Request& request, std::uint32_t num_blocks) {
+        for (Entry& entry : entries_) {
+            if (entry.request == &request) {
+                entry.num_blocks = num_blocks;
+                return;
+            }
+        }
+        if (num_blocks > 0) entries_.push_back({&request, num_blocks});
+    }
+    /// Promised to requests that go before `request`: it must leave these alone.
+    [[nodiscard]] std::uint32_t before(const Request& request) const noexcept {
+        std::uint32_t sum = 0;
+        for (const Entry& entry : entries_) sum += entry.request->order < request.order ? entry.num_blocks : 0;
+        return sum;
+    }
+    [[nodiscard]] std::uint32_t total() const noexcept {
+        std::uint32_t sum = 0;
+        for (const Entry& entry : entries_) sum += entry.num_blocks;
+        return sum;
+    }
+
+  private:
+    struct Entry {
+        const Request* request;
+        std::uint32_t num_blocks;
+    };
+    std::vector<Entry> entries_;
+};
+
+/// One step under construction: its rows, its budget and the moves that both passes share.
+class StepBuilder {
+  public:
+    StepBuilder(EngineState& engine, ExecutionPlan& plan, const StepOptions& options);
+
+    EngineState& engine;
+    const StepOptions options;
+    Reservations reservations;
+    std::uint32_t token_budget;
+
+    /// Tokens that one more request may get: a drafter adds input rows of its own per request.
+    [[nodiscard]] std::uint32_t room_for_one() const noexcept;
+
+    [[nodiscard]] bool is_planned(const Request& request) const noexcept {
+        return request.last_planned_step == engine.step;
+    }
+
+    /// Free blocks that `request` may take.
+    [[nodiscard]] std::uint32_t free_blocks_for(const Request& request) const noexcept;
+
+    /// Blocks that `request` lacks for `num_tokens` more tokens (and what a drafter writes behind them).
+    [[nodiscard]] std::uint32_t missing_blocks(const Request& request, std::uint32_t num_tokens) const noexcept;
+
+    /// The most of `num_tokens` that fits into the blocks `request` may take.
+    [[nodiscard]] std::uint32_t fitting_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
+
+    /// Retracts requests behind `request` in the total order, last first, until it may take `num_blocks`.
+    /// Requests that already have a row in this step are left alone. False when that is not enough.
+    [[nodiscard]] bool make_room(const Request& request, std::uint32_t num_blocks);
+
+    void retract(Request& request);
+
+    /// Ends a request that fills the pool alone and can get no further. Does nothing while others hold blocks.
+    void end_if_pool_is_its_own(Request& request);
+
+    /// Commits `num_tokens` tokens of `request` to the step. @pre missing_blocks(...) <= free_blocks_for(...)
+    void add_row(Request& request, std::uint32_t num_tokens);
+
+    /// Remembers the step, so that its results can be checked when they come.
+    void close();
+
+  private:
+    [[nodiscard]] std::uint32_t end_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
+    [[nodiscard]] Request* last_behind(const Request& request) const noexcept;
+    [[nodiscard]] PlanRow make_row(Request& request, std::uint32_t num_tokens) const noexcept;
+    void append_news(Request& request);
+
+    ExecutionPlan& plan_;
+    std::uint32_t input_rows_;
+};
+
+}  // namespace tokenspeed::scheduler_fsm
