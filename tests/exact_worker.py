@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from exact.driver import Driver, Report, run_scenario
 from exact.drafter import Drafter
-from exact.memory import ExactFault, KvMemory
+from exact.driver import Driver, Report, run_scenario
+from exact.memory import ExactError, KvMemory
 from exact.reference import Answer, Stops, generate
 from exact.runners import V1Runner, V2Runner
 from exact.worker import ExactWorker, StepResult
@@ -16,7 +16,7 @@ __all__ = [
     "Arrival",
     "Drafter",
     "Driver",
-    "ExactFault",
+    "ExactError",
     "ExactWorker",
     "KvMemory",
     "Report",

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 - vLLM reads its environment variables when it is imported
 """Builds a vLLM scheduler, its configuration and its requests without a model, on vLLM 0.32 and 0.33."""
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 STOCK_SYNC = "vllm.v1.core.sched.scheduler.Scheduler"
 STOCK_ASYNC = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 OURS = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
+SCHEDULERS = ("vllm", "tokenspeed")
 
 _STUB_MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -107,6 +109,13 @@ def resolve_class(path_or_class: str | type) -> type:
         return path_or_class
     module, _, name = path_or_class.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def class_of(scheduler: str, knobs: Knobs) -> str:
+    """Dotted path behind a value of `--scheduler`, of vLLM's synchronous or asynchronous class as the knobs need."""
+    if scheduler == "tokenspeed":
+        return OURS
+    return STOCK_ASYNC if knobs.is_async else STOCK_SYNC
 
 
 @functools.lru_cache(maxsize=1)

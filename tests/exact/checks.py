@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from exact.memory import NULL_BLOCK, ExactFault
-from exact.row import Row
 from scheduler_harness import Harness
+
+from exact.memory import NULL_BLOCK, ExactError
+from exact.row import Row
 
 if TYPE_CHECKING:
     from exact.worker import ExactWorker
@@ -56,7 +57,7 @@ class OutputChecker:
         }
         for message, holds in rules.items():
             if not holds:
-                self._worker.fault(ExactFault("shape", f"{message}: {plan}"))
+                self._worker.fault(ExactError("shape", f"{message}: {plan}"))
         self._check_ids(plan)
         self._check_drafts(plan)
 
@@ -67,13 +68,15 @@ class OutputChecker:
         for request_id, ids in lists:
             if ids and min(ids) < 0:
                 where = {"request_id": request_id, "position": next(i for i, token in enumerate(ids) if token < 0)}
-                self._worker.fault(ExactFault("negative_token", "placeholder handed to the worker", **where))
+                self._worker.fault(ExactError("negative_token", "placeholder handed to the worker", **where))
 
     def _check_drafts(self, plan: Any) -> None:
         for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
-            if not 0 < len(drafts) <= self._knobs.num_spec_tokens or plan.num_scheduled_tokens[request_id] <= len(drafts):
+            if not 0 < len(drafts) <= self._knobs.num_spec_tokens or plan.num_scheduled_tokens[request_id] <= len(
+                drafts
+            ):
                 message = f"{len(drafts)} drafts in {plan.num_scheduled_tokens[request_id]} tokens"
-                self._worker.fault(ExactFault("draft_count", message, request_id=request_id))
+                self._worker.fault(ExactError("draft_count", message, request_id=request_id))
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class OutputChecker:
         source, target = pair.src_block_id, pair.dst_block_id
         for block in (source, target):
             if not 0 < block < self._knobs.num_blocks + 1:
-                self._worker.fault(ExactFault("block_range", "copy of a block out of range", block=block))
+                self._worker.fault(ExactError("block_range", "copy of a block out of range", block=block))
         return source, target
 
     def check_tables(self, plan: Any) -> None:
@@ -107,18 +110,18 @@ class OutputChecker:
         zeroed = set(plan.new_block_ids_to_zero or ())
         filled = zeroed | {self.copy_ends(pair)[1] for pair in plan.kv_cache_block_copies or ()}
         if zeroed and not self._needs_zeroing:
-            self._worker.fault(ExactFault("zeroing", f"zeroes {sorted(zeroed)} though nothing asks for it"))
+            self._worker.fault(ExactError("zeroing", f"zeroes {sorted(zeroed)} though nothing asks for it"))
         for row, group, index, block in self._new:
             place = {"request_id": row.request_id, "block": block, "group": group}
             block_tokens = self._worker.memory.block_tokens[group]
             first, last = index * block_tokens, (index + 1) * block_tokens
             place["position"] = first
             if not 0 <= block <= self._knobs.num_blocks:
-                self._worker.fault(ExactFault("block_range", "block id out of range", **place))
+                self._worker.fault(ExactError("block_range", "block id out of range", **place))
             elif block == NULL_BLOCK and last > self._visible_from(row, group):
-                self._worker.fault(ExactFault("null_block", "null block where the request can see", **place))
+                self._worker.fault(ExactError("null_block", "null block where the request can see", **place))
             elif self._needs_zeroing and block not in filled and last > len(row.values) and block != NULL_BLOCK:
-                self._worker.fault(ExactFault("zeroing", "new block is not zeroed", **place))
+                self._worker.fault(ExactError("zeroing", "new block is not zeroed", **place))
 
     def _visible_from(self, row: Row, group: int) -> int:
         window = self._worker.windows[group]
@@ -139,7 +142,7 @@ class OutputChecker:
                     message = f"also block {other_index} of {other.request_id} in group {other_group}"
                     place = {"request_id": row.request_id, "block": block, "group": group}
                     position = index * self._worker.memory.block_tokens[group]
-                    self._worker.fault(ExactFault("shared_block", message, position=position, **place))
+                    self._worker.fault(ExactError("shared_block", message, position=position, **place))
             owners.append((row, group, index))
         self._new.clear()
 

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler_harness import Harness, Knobs, make_harness
+from vllm.v1.request import RequestStatus
+
 from exact.drafter import Drafter
 from exact.ledger import Ledger
-from exact.memory import ExactFault
+from exact.memory import ExactError
 from exact.reference import DEFAULT_VOCAB
 from exact.runners import V1Runner, V2Runner
 from exact.worker import ExactWorker, StepResult
 from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Workload
-from scheduler_harness import Harness, Knobs, make_harness
-from vllm.v1.request import RequestStatus
 
 STALL_TICKS = 64
 
@@ -70,7 +71,7 @@ class Driver:
         if self.knobs.num_spec_tokens:
             drafter = Drafter(workload.seed or 0, draft_right, self.knobs.num_spec_tokens)
         runner = V1Runner if self.knobs.runner == "v1" else V2Runner
-        self.worker: ExactWorker = runner(harness, self.ledger.seed_of, drafter, vocab, record)
+        self.worker: ExactWorker = runner(harness, self.ledger.seed_of, self.ledger.is_session, drafter, vocab, record)
         self._wrap_plan = wrap_plan
         self._wrap_outputs = wrap_outputs
         self._queue: deque[tuple[Any, StepResult]] = deque()
@@ -91,7 +92,7 @@ class Driver:
         while not self.done:
             self.tick()
             if self.report.ticks > max_ticks:
-                raise ExactFault("endless", f"not done after {max_ticks} ticks: {self.ledger.open_ids}")
+                raise ExactError("endless", f"not done after {max_ticks} ticks: {self.ledger.open_ids}")
         self.check_end()
         return self.report
 
@@ -129,6 +130,8 @@ class Driver:
     def check_end(self) -> None:
         """Every request ended, nothing leaked."""
         self.ledger.check_all_ended()
+        if self.worker.rows:
+            raise ExactError("leak", f"the worker was never told of the end of {sorted(self.worker.rows)}")
         check_idle(self.harness)
 
     # -- parts of a tick ---------------------------------------------------------------------------------------------
@@ -195,7 +198,7 @@ class Driver:
         busy = num_tokens or self._queue or not self.ledger.open_ids
         self._idle_ticks = 0 if busy else self._idle_ticks + 1
         if self._idle_ticks > STALL_TICKS:
-            raise ExactFault("stalled", f"{STALL_TICKS} ticks without a token, open: {self.ledger.open_ids}")
+            raise ExactError("stalled", f"{STALL_TICKS} ticks without a token, open: {self.ledger.open_ids}")
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         start = time.thread_time_ns()
@@ -210,16 +213,16 @@ def check_idle(harness: Harness) -> None:
     scheduler = harness.scheduler
     counts = scheduler.get_request_counts()
     if counts != (0, 0) or scheduler.get_num_unfinished_requests():
-        raise ExactFault("leak", f"running and waiting requests when idle: {counts}")
+        raise ExactError("leak", f"running and waiting requests when idle: {counts}")
     if scheduler.get_kv_cache_usage():
-        raise ExactFault("leak", f"KV usage {scheduler.get_kv_cache_usage()} when idle")
+        raise ExactError("leak", f"KV usage {scheduler.get_kv_cache_usage()} when idle")
     check = getattr(scheduler, "check_integrity", None)
     if check is not None:
         check()
         return
     pool = scheduler.kv_cache_manager.block_pool
     if pool.get_num_free_blocks() != harness.knobs.num_blocks:
-        raise ExactFault("leak", f"{pool.get_num_free_blocks()} of {harness.knobs.num_blocks} blocks free when idle")
+        raise ExactError("leak", f"{pool.get_num_free_blocks()} of {harness.knobs.num_blocks} blocks free when idle")
 
 
 def run_scenario(scheduler_class: str | type, knobs: Knobs, workload: Workload, **options: Any) -> Report:

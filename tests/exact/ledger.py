@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from exact.memory import ExactFault
+from scheduler_harness import Harness
+
+from exact.memory import ExactError
 from exact.reference import Answer
 from exact.workload import Arrival
-from scheduler_harness import Harness
 
 if TYPE_CHECKING:
     from exact.driver import Report
@@ -46,6 +47,10 @@ class Ledger:
         """Context seed of a request, for the worker."""
         return self.accounts[request_id].arrival.seed
 
+    def is_session(self, request_id: str) -> bool:
+        """Whether a request may be sent to the worker again as new."""
+        return bool(self.accounts[request_id].arrival.extra.get("resumable"))
+
     def open(self, arrival: Arrival) -> Any:
         """Opens an account; returns the vLLM Request."""
         make, max_model_len = self._harness.make_request, self._harness.knobs.max_model_len
@@ -75,7 +80,7 @@ class Ledger:
             account = self.accounts.get(request_id)
             if account is None or account.outcome is not None:
                 outcome = account.outcome if account else "never added"
-                raise ExactFault("ghost", f"scheduled after its end ({outcome})", request_id=request_id)
+                raise ExactError("ghost", f"scheduled after its end ({outcome})", request_id=request_id)
             account.was_scheduled = True
 
     def deliver(self, outputs: dict[int, Any]) -> list[str]:
@@ -85,7 +90,7 @@ class Ledger:
         for batch in outputs.values():
             for output in batch.outputs:
                 if output.request_id in seen:
-                    raise ExactFault("doubled", "two outputs in one update", request_id=output.request_id)
+                    raise ExactError("doubled", "two outputs in one update", request_id=output.request_id)
                 seen.add(output.request_id)
                 if self._book(output):
                     ended.append(output.request_id)
@@ -103,14 +108,14 @@ class Ledger:
     def check_all_ended(self) -> None:
         """No client still waits."""
         if self.open_ids:
-            raise ExactFault("lost", f"never ended: {sorted(self.open_ids)}")
+            raise ExactError("lost", f"never ended: {sorted(self.open_ids)}")
 
     def _book(self, output: Any) -> bool:
         request_id = output.request_id
         account = self.accounts.get(request_id)
         if account is None or account.outcome is not None:
             outcome = account.outcome if account else "never added"
-            raise ExactFault("late_output", f"output {output} after {outcome}", request_id=request_id)
+            raise ExactError("late_output", f"output {output} after {outcome}", request_id=request_id)
         self._book_prefill(output, account)
         reason = None if output.finish_reason is None else str(output.finish_reason)
         if account.answer is None:
@@ -127,12 +132,12 @@ class Ledger:
         stats = output.prefill_stats
         if stats is None:
             if account.num_delivered == 0 and output.new_token_ids:
-                raise ExactFault("stats", "first output without prefill_stats", request_id=output.request_id)
+                raise ExactError("stats", "first output without prefill_stats", request_id=output.request_id)
             return
         num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens
         limit = num_prompt - 1 if self._harness.knobs.prefix_caching else 0
         if output.new_token_ids and (num_prompt != len(account.arrival.prompt) or not 0 <= num_cached <= limit):
-            raise ExactFault("stats", f"prefill_stats {stats}", request_id=output.request_id)
+            raise ExactError("stats", f"prefill_stats {stats}", request_id=output.request_id)
         self._report.prompt_tokens += num_prompt
         self._report.cached_tokens += num_cached
 
@@ -140,7 +145,7 @@ class Ledger:
         wanted = ("error",) if not account.arrival.pooling else ("stop",)
         pooled = output.pooling_output is not None
         if output.new_token_ids or reason not in wanted or pooled != (account.arrival.pooling and reason == "stop"):
-            raise ExactFault("wrong_end", f"output {output}, wanted end {wanted}", request_id=output.request_id)
+            raise ExactError("wrong_end", f"output {output}, wanted end {wanted}", request_id=output.request_id)
 
     def _book_tokens(self, output: Any, account: Account, reason: str | None) -> None:
         answer = account.answer
@@ -151,9 +156,18 @@ class Ledger:
         right = list(answer.tokens[first:end])
         if output.new_token_ids != right:
             message = f"output tokens {first}..: got {output.new_token_ids}, must be {right}"
-            raise ExactFault("wrong_token", message, request_id=output.request_id, position=first)
+            raise ExactError("wrong_token", message, request_id=output.request_id, position=first)
         complete = end == len(answer.tokens)
         wanted = answer.finish_reason if complete else None
+        if reason == "length" and not complete and self._fills_pool(account):
+            return
         if reason != wanted or (complete and output.stop_reason != answer.stop_reason):
             message = f"ends with {reason}/{output.stop_reason}, must be {wanted}/{answer.stop_reason}"
-            raise ExactFault("wrong_end", message, request_id=output.request_id)
+            raise ExactError("wrong_end", message, request_id=output.request_id)
+
+    def _fills_pool(self, account: Account) -> bool:
+        """Whether one more token would not fit into the whole pool: then a request may end early."""
+        knobs = self._harness.knobs
+        num_tokens = len(account.arrival.prompt) + account.num_delivered + 1 + knobs.num_spec_tokens
+        full = [group.block_tokens for group in knobs.groups if group.window_tokens is None]
+        return sum(-(-num_tokens // block_tokens) for block_tokens in full) >= knobs.num_blocks - len(knobs.groups) + 1

@@ -10,7 +10,7 @@ from exact.reference import EMPTY
 NULL_BLOCK = 0
 
 
-class ExactFault(AssertionError):
+class ExactError(AssertionError):
     """Something a scheduler did that would give a real model a wrong token.
 
     Attributes:

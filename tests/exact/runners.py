@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exact.memory import ExactFault
+from exact.memory import ExactError
 from exact.row import Flight, Input, Row
 from exact.worker import ExactWorker
 
@@ -21,17 +21,13 @@ class V1Runner(ExactWorker):
 
     def remove(self, plan: Any) -> None:
         for request_id in plan.finished_req_ids:
-            row = self.rows.pop(request_id, None)
-            if row is not None:
-                self.checker.disown(row)
+            self.forget(request_id)
         for request_id in plan.preempted_req_ids or ():
             if request_id in self.rows:
                 self.checker.disown(self.rows[request_id])
 
     def add(self, new: Any) -> None:
-        if new.req_id in self.rows:
-            old = self.rows.pop(new.req_id)
-            self.checker.disown(old)
+        self.check_unknown(new)
         self.new_row(new, new.prompt_token_ids)
 
     def update(self, plan: Any) -> None:
@@ -39,7 +35,7 @@ class V1Runner(ExactWorker):
         for index, request_id in enumerate(cached.req_ids):
             row = self.rows.get(request_id)
             if row is None:
-                self.fault(ExactFault("unknown_request", "scheduled as cached", request_id=request_id))
+                self.fault(ExactError("unknown_request", "scheduled as cached", request_id=request_id))
                 continue
             resumed = request_id in cached.resumed_req_ids
             row.in_batch = row.last_step == self.step - 1 and not resumed
@@ -58,7 +54,7 @@ class V1Runner(ExactWorker):
     def _replace_tables(self, row: Row, tables: Any) -> None:
         self.checker.disown(row)
         if tables is None:
-            self.fault(ExactFault("no_table", "resumed without blocks", request_id=row.request_id))
+            self.fault(ExactError("no_table", "resumed without blocks", request_id=row.request_id))
             return
         row.tables = [list(ids) for ids in tables]
         self.checker.own(row, 0)
@@ -66,13 +62,13 @@ class V1Runner(ExactWorker):
     def _recover_tokens(self, row: Row, all_tokens: list[int] | None, num_outputs: int) -> None:
         if all_tokens is None:
             message = "not in the previous step and no all_token_ids"
-            self.fault(ExactFault("no_tokens", message, request_id=row.request_id))
+            self.fault(ExactError("no_tokens", message, request_id=row.request_id))
             return
         if self.knobs.is_async and num_outputs > 0:
             row.tokens[row.prompt_tokens :] = all_tokens[-num_outputs:]
         if row.tokens != list(all_tokens):
             message = f"all_token_ids has {len(all_tokens)} tokens, the runner {len(row.tokens)}, or they differ"
-            self.fault(ExactFault("wrong_tokens", message, request_id=row.request_id))
+            self.fault(ExactError("wrong_tokens", message, request_id=row.request_id))
 
     def _set_computed(self, row: Row, host_count: int, resumed: bool) -> None:
         if resumed:
@@ -80,12 +76,13 @@ class V1Runner(ExactWorker):
             row.rebuild(row.tokens[:host_count])
         elif host_count != len(row.values) + row.flight.num_rejected:
             truth = f"{len(row.values)} computed, {row.flight.num_rejected} rejected in flight"
-            self.fault(ExactFault("wrong_count", f"told {host_count}: {truth}", request_id=row.request_id))
+            self.fault(ExactError("wrong_count", f"told {host_count}: {truth}", request_id=row.request_id))
 
     def make_input(self, plan: Any, request_id: str, count: int) -> Input:
         row = self.rows[request_id]
         start = len(row.values)
         drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
+        self.check_drafts(row, drafts)
         known = row.tokens[start : start + count]
         samples = start + row.flight.num_rejected + count >= len(row.tokens)
         num_sure = count - len(drafts)
@@ -95,7 +92,7 @@ class V1Runner(ExactWorker):
         tokens = [*known[:num_sure], *(token if token >= 0 else GARBAGE_TOKEN for token in drafts)]
         if len(tokens) != count or min(tokens) < 0:
             message = f"positions {start}..{start + count - 1} read {tokens} with {len(drafts)} drafts"
-            self.fault(ExactFault("bad_input", message, request_id=request_id, position=start))
+            self.fault(ExactError("bad_input", message, request_id=request_id, position=start))
             tokens = [max(token, GARBAGE_TOKEN) for token in tokens] + [GARBAGE_TOKEN] * (count - len(tokens))
         row.num_draft_scheduled = len(drafts)
         return Input(row, start, tokens, len(drafts), samples)
@@ -116,22 +113,17 @@ class V2Runner(ExactWorker):
 
     def remove(self, plan: Any) -> None:
         for request_id in plan.finished_req_ids | (plan.preempted_req_ids or set()):
-            self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        row = self.rows.pop(request_id, None)
-        if row is not None:
-            self.checker.disown(row)
+            self.forget(request_id)
 
     def add(self, new: Any) -> None:
         if new.prefill_token_ids is None:
-            self.fault(ExactFault("no_tokens", "new request without prefill_token_ids", request_id=new.req_id))
+            self.fault(ExactError("no_tokens", "new request without prefill_token_ids", request_id=new.req_id))
             return
-        self._forget(new.req_id)
+        self.check_unknown(new)
         row = self.new_row(new, new.prefill_token_ids)
         row.drafts = [GARBAGE_TOKEN] * self.knobs.num_spec_tokens
         if len(row.tokens) < row.prompt_tokens:
-            self.fault(ExactFault("wrong_tokens", "prefill shorter than the prompt", request_id=new.req_id))
+            self.fault(ExactError("wrong_tokens", "prefill shorter than the prompt", request_id=new.req_id))
 
     def update(self, plan: Any) -> None:
         cached = plan.scheduled_cached_reqs
@@ -140,12 +132,12 @@ class V2Runner(ExactWorker):
         ):
             row = self.rows.get(request_id)
             if row is None:
-                self.fault(ExactFault("unknown_request", "scheduled as cached", request_id=request_id))
+                self.fault(ExactError("unknown_request", "scheduled as cached", request_id=request_id))
                 continue
             self.append_blocks(row, blocks)
             if host_count != len(row.values) + row.flight.num_rejected:
                 truth = f"{len(row.values)} computed, {row.flight.num_rejected} rejected in flight"
-                self.fault(ExactFault("wrong_count", f"told {host_count}: {truth}", request_id=request_id))
+                self.fault(ExactError("wrong_count", f"told {host_count}: {truth}", request_id=request_id))
 
     def make_input(self, plan: Any, request_id: str, count: int) -> Input:
         row = self.rows[request_id]
@@ -158,13 +150,10 @@ class V2Runner(ExactWorker):
             if start + num_sure - 1 >= prefill_tokens:
                 tokens.append(row.device_tokens[-1] if row.device_tokens else -1)
             tokens.extend(row.drafts[: len(told)])
-        for given, held in zip(told, row.drafts, strict=False):
-            if given not in (-1, held):
-                self.fault(ExactFault("wrong_draft", f"told {list(told)}, has {row.drafts}", request_id=request_id))
-                break
+        self.check_drafts(row, told)
         if len(tokens) != count or min(tokens) < 0:
             message = f"positions {start}..{end - 1} read {tokens} with {len(told)} drafts"
-            self.fault(ExactFault("bad_input", message, request_id=request_id, position=start))
+            self.fault(ExactError("bad_input", message, request_id=request_id, position=start))
             tokens = [max(token, GARBAGE_TOKEN) for token in tokens[:count]]
             tokens += [GARBAGE_TOKEN] * (count - len(tokens))
         return Input(row, start, tokens, len(told), end >= prefill_tokens)

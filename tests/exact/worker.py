@@ -4,7 +4,7 @@
 A step runs as on a device: blocks are zeroed, then copied, then every request writes the KV of its tokens, then every
 request reads what its block tables let it see. The next token is a function of all that was read: as long as each slot
 holds the value that belongs to this request and position, it equals `reference.next_token`; any other content is
-reported as an `ExactFault` with its place, or (`record=True`) recorded and mixed into the token.
+reported as an `ExactError` with its place, or (`record=True`) recorded and mixed into the token.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scheduler_harness import Harness
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from exact.checks import OutputChecker
 from exact.drafter import Drafter
-from exact.memory import NULL_BLOCK, ExactFault, KvMemory
+from exact.memory import NULL_BLOCK, ExactError, KvMemory
 from exact.reference import DEFAULT_VOCAB, chain, describe, extend, next_token
 from exact.row import Flight, Input, Row
-from scheduler_harness import Harness
 
 
 @dataclass
@@ -39,6 +39,7 @@ class ExactWorker:
     Args:
         harness: the scheduler's surroundings; only its knobs and cache configuration are read.
         seed_of: seed of a request's context (adapter and salt), by request id.
+        is_session: whether a request is a resumable session, by request id.
         drafter: proposes draft tokens when speculative tokens are on.
         record: collect faults instead of raising the first one.
     """
@@ -47,6 +48,7 @@ class ExactWorker:
         self,
         harness: Harness,
         seed_of: Callable[[str], int],
+        is_session: Callable[[str], bool],
         drafter: Drafter | None = None,
         vocab: int = DEFAULT_VOCAB,
         record: bool = False,
@@ -57,11 +59,12 @@ class ExactWorker:
         self.memory = KvMemory(self.knobs.num_blocks + 1, [group.block_tokens for group in self.knobs.groups])
         self.rows: dict[str, Row] = {}
         self.step = 0
-        self.faults: list[ExactFault] = []
+        self.faults: list[ExactError] = []
         self.record = record
         self.vocab = vocab
         self.drafter = drafter
         self.seed_of = seed_of
+        self.is_session = is_session
         self.checker = OutputChecker(self, harness)
         self._drafted: DraftTokenIds | None = None
 
@@ -93,7 +96,7 @@ class ExactWorker:
         drafted, self._drafted = self._drafted, None
         return drafted
 
-    def fault(self, error: ExactFault) -> None:
+    def fault(self, error: ExactError) -> None:
         """Raises or records."""
         self.faults.append(error)
         if not self.record:
@@ -133,6 +136,27 @@ class ExactWorker:
         self.checker.own(row, 0)
         return row
 
+    def forget(self, request_id: str) -> None:
+        """Drops a request that ended or lost its place."""
+        row = self.rows.pop(request_id, None)
+        if row is not None:
+            self.checker.disown(row)
+
+    def check_unknown(self, new: Any) -> None:
+        """A new request has no state here; only a resumable session is sent again as new while it has."""
+        if new.req_id in self.rows:
+            if not self.is_session(new.req_id):
+                self.fault(
+                    ExactError("known_request", "sent as new, never finished or preempted", request_id=new.req_id)
+                )
+            self.forget(new.req_id)
+
+    def check_drafts(self, row: Row, told: Any) -> None:
+        """Draft ids of the scheduler are placeholders or what the drafter proposed."""
+        if any(given not in (-1, held) for given, held in zip(told, row.drafts, strict=False)):
+            message = f"told {list(told)}, proposed {row.drafts}"
+            self.fault(ExactError("wrong_draft", message, request_id=row.request_id))
+
     def append_blocks(self, row: Row, new_block_ids: Any) -> None:
         """Appends to the tables of a row that keeps its blocks."""
         if new_block_ids is None:
@@ -154,7 +178,7 @@ class ExactWorker:
         row = item.row
         values = row.values
         if len(values) < item.start:
-            self.fault(ExactFault("gap", f"starts at {item.start}, computed {len(values)}", request_id=row.request_id))
+            self.fault(ExactError("gap", f"starts at {item.start}, computed {len(values)}", request_id=row.request_id))
         del values[item.start :]
         extend(values, item.tokens, row.seed)
         end = len(values)
@@ -167,7 +191,7 @@ class ExactWorker:
                 if index >= len(table) or table[index] == NULL_BLOCK:
                     what = "table too short" if index >= len(table) else "write to the null block"
                     place = {"request_id": row.request_id, "position": position, "group": group}
-                    self.fault(ExactFault("no_slot", what, **place))
+                    self.fault(ExactError("no_slot", what, **place))
                     break
                 self.memory.write(group, table[index], offset, values[position:stop])
                 position = stop
@@ -198,7 +222,7 @@ class ExactWorker:
         offset = next(i for i, (a, b) in enumerate(zip(padded, right, strict=True)) if a != b)
         message = f"slot holds {describe(padded[offset])}, must hold {describe(right[offset])}"
         place = {"request_id": row.request_id, "position": first + offset, "block": block, "group": group}
-        self.fault(ExactFault("wrong_read", message, **place))
+        self.fault(ExactError("wrong_read", message, **place))
 
     # -- sampling ----------------------------------------------------------------------------------------------------
 
