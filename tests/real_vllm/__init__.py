@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that run real models on CPU inside an unmodified vLLM."""

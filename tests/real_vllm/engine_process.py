@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one scenario in this process. `runner` preloads this module into a fork server, so vLLM is imported once."""
+
+import os
+from typing import Any
+
+from real_vllm.scenario import Outcome, PromptRequest, Scenario
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+os.environ.update(ENVIRONMENT)
+
+import vllm  # noqa: E402 - vLLM reads the variables above when it is imported
+from vllm.model_executor.models import registry  # noqa: E402
+
+MAX_STEPS = 20_000
+
+# vLLM inspects each architecture in a process of its own, which would import everything again.
+registry._run_in_subprocess = lambda function: function()
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Build the engine, feed it the scenario's requests step by step, and collect what came out."""
+    arguments: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
+        "disable_log_stats": False,
+        **scenario.engine_arguments,
+    }
+    if scenario.scheduler_cls is not None:
+        arguments["scheduler_cls"] = scenario.scheduler_cls
+    engine = vllm.LLM(str(scenario.model), **arguments).llm_engine
+    return _Run(engine, scenario.requests).outcome()
+
+
+class _Run:
+    def __init__(self, engine: Any, requests: tuple[PromptRequest, ...]) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._tokens: list[tuple[int, ...]] = [() for _ in requests]
+        self._reasons: list[str | None] = [None for _ in requests]
+        self._num_steps = 0
+
+    def outcome(self) -> Outcome:
+        while None in self._reasons:
+            if self._num_steps >= MAX_STEPS:
+                open_requests = [index for index, reason in enumerate(self._reasons) if reason is None]
+                raise TimeoutError(f"requests {open_requests} are unfinished after {MAX_STEPS} steps")
+            self._abort()
+            self._add_arrivals()
+            self._take_step()
+        counters = self._counters()
+        scheduler = type(self._engine.engine_core.engine_core.scheduler)
+        return Outcome(
+            token_ids=tuple(self._tokens),
+            finish_reasons=tuple(str(reason) for reason in self._reasons),
+            num_steps=self._num_steps,
+            num_preemptions=counters["vllm:num_preemptions"],
+            num_cached_tokens=counters["vllm:prefix_cache_hits"],
+            num_query_tokens=counters["vllm:prefix_cache_queries"],
+            scheduler_name=f"{scheduler.__module__}.{scheduler.__qualname__}",
+        )
+
+    def _add_arrivals(self) -> None:
+        for index, request in enumerate(self._requests):
+            if request.arrival_step == self._num_steps:
+                parameters = vllm.SamplingParams(temperature=0.0, max_tokens=request.max_tokens)
+                prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+                self._engine.add_request(str(index), prompt, parameters)
+
+    def _abort(self) -> None:
+        for index, request in enumerate(self._requests):
+            if request.abort_after_tokens is None or self._reasons[index] or request.arrival_step >= self._num_steps:
+                continue
+            if len(self._tokens[index]) >= request.abort_after_tokens:
+                self._engine.abort_request([str(index)])
+                self._reasons[index] = "abort"
+
+    def _take_step(self) -> None:
+        for output in self._engine.step():
+            completion = output.outputs[0]
+            self._tokens[int(output.request_id)] = tuple(completion.token_ids)
+            if output.finished:
+                self._reasons[int(output.request_id)] = completion.finish_reason
+        self._num_steps += 1
+
+    def _counters(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for metric in self._engine.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None:
+                totals[metric.name] = totals.get(metric.name, 0) + int(value)
+        return totals

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs scenarios, each in a process of its own, forked from a server that has imported vLLM (about 4 s a scenario)."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from real_vllm.scenario import Outcome, Scenario
+
+TESTS_DIR = Path(__file__).resolve().parents[1]
+DEFAULT_TIMEOUT_S = 300.0
+_PRELOADED = "real_vllm.engine_process"
+
+
+class ScenarioError(RuntimeError):
+    """A scenario failed; the message carries the traceback and the end of what its process printed."""
+
+
+def run_scenario(scenario: Scenario, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    """Run ``scenario`` in a fresh process and return what it gave.
+
+    Raises:
+        ScenarioError: the process raised, died, or took longer than ``timeout_s``.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_PRELOADED])
+    _put_tests_on_path()
+    with tempfile.NamedTemporaryFile(prefix="scenario-", suffix=".log") as log:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(scenario, sender, log.name))
+        process.start()
+        sender.close()
+        try:
+            result = _receive(receiver, timeout_s)
+        finally:
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if isinstance(result, Outcome):
+            return result
+        printed = Path(log.name).read_text(errors="replace")[-4000:]
+        raise ScenarioError(f"{result} (exit code {process.exitcode})\n--- printed ---\n{printed}")
+
+
+def _receive(receiver: Connection, timeout_s: float) -> Outcome | str:
+    if not receiver.poll(timeout_s):
+        return f"no result after {timeout_s:.0f} s"
+    try:
+        result: Outcome | str = receiver.recv()
+    except EOFError:
+        return "the process died"
+    return result
+
+
+def _child(scenario: Scenario, sender: Connection, log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        from real_vllm.engine_process import run
+
+        result: Outcome | str = run(scenario)
+    except BaseException:
+        result = traceback.format_exc()
+    sender.send(result)
+    sender.close()
+    # vLLM registers exit handlers that wait for threads of the process this one was forked from.
+    os._exit(0)
+
+
+def _put_tests_on_path() -> None:
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(TESTS_DIR) not in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, entries), str(TESTS_DIR)])

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real-model test asks of an engine, and what it gets back: plain data that travels between processes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """One greedy request.
+
+    Attributes:
+        prompt_token_ids: the prompt.
+        max_tokens: how many tokens to generate at most.
+        arrival_step: engine step before which the request is added.
+        abort_after_tokens: abort once this many tokens have come out; 0 aborts one step after arrival.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    arrival_step: int = 0
+    abort_after_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Requests for one engine in one process of its own.
+
+    Attributes:
+        model: folder of the model.
+        scheduler_cls: dotted path of the scheduler class, or None for vLLM's own choice.
+        engine_arguments: further keyword arguments of ``vllm.LLM``.
+        requests: what to send, in order of arrival.
+    """
+
+    model: Path
+    requests: tuple[PromptRequest, ...]
+    scheduler_cls: str | None = None
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a scenario gave.
+
+    Attributes:
+        token_ids: generated tokens by request, in the order of the scenario.
+        finish_reasons: ``length``, ``stop`` or ``abort`` by request.
+        num_steps: engine steps taken.
+        num_preemptions: how often a running request lost its blocks, as vLLM counts it.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        num_query_tokens: prompt tokens looked up in the prefix cache.
+        scheduler_name: qualified name of the scheduler class that ran.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    finish_reasons: tuple[str, ...]
+    num_steps: int
+    num_preemptions: int
+    num_cached_tokens: int
+    num_query_tokens: int
+    scheduler_name: str
