@@ -25,7 +25,12 @@ class RowTiles:
     rows: int
     heads: int
     query_tokens: int
-    row_tiles: int
+    head_tiles: int
+    token_tiles: int
+
+    @property
+    def row_tiles(self) -> int:
+        return self.head_tiles * self.token_tiles
 
     @classmethod
     def fold(cls, num_heads: int, max_query_tokens: int) -> RowTiles:
@@ -42,7 +47,7 @@ class RowTiles:
         token_tiles = -(-max_query_tokens // max(1, limit // heads))
         query_tokens = -(-max_query_tokens // token_tiles)
         rows = next(rows for rows in TILE_ROWS if rows >= heads * query_tokens)
-        return cls(rows, heads, query_tokens, head_tiles * token_tiles)
+        return cls(rows, heads, query_tokens, head_tiles, token_tiles)
 
     def groups(self, num_multiprocessors: int) -> int:
         """Blocks that share the KV of a batch, per row tile."""
@@ -51,4 +56,4 @@ class RowTiles:
 
 def plan_words(groups: int, num_requests: int) -> int:
     """32-bit words of a split plan; `PlanView` and `plan_kernel` in csrc lay it out."""
-    return 3 * groups + 3 * num_requests + 1
+    return 4 * groups + 3 * num_requests + 1

@@ -17,6 +17,7 @@ _POINTERS = (
     "plan",
     "partial_out",
     "partial_lse",
+    "counters",
 )
 _STRIDES = (
     "q_nope_token_stride",
@@ -35,14 +36,19 @@ _COUNTS = (
     "num_heads",
     "max_query_tokens",
     "num_pages",
-    "page_tokens",
+    "page_shift",
     "rows",
     "tile_heads",
     "tile_query_tokens",
-    "row_tiles",
+    "head_tiles",
+    "token_tiles",
     "groups",
-    "dependent_launch",
+    "launch_flags",
 )
+
+
+DEPENDENT_LAUNCH = 1
+COOPERATIVE_LAUNCH = 2
 
 
 class DecodeParams(ctypes.Structure):

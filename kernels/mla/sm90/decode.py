@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, RowTiles, plan_words
-from .abi import DecodeParams
+from .abi import COOPERATIVE_LAUNCH, DecodeParams
 from .library import load
 
 
@@ -29,6 +29,7 @@ class MlaDecodePlan:
         self.words = torch.zeros(plan_words(self.groups, num_requests), dtype=torch.int32, device=self.device)
         self.partial_out = torch.empty(partial_rows * LATENT_DIMS, dtype=torch.float32, device=self.device)
         self.partial_lse = torch.empty(partial_rows, dtype=torch.float32, device=self.device)
+        self.counters = torch.zeros(2 * num_requests * self.tiles.row_tiles, dtype=torch.int32, device=self.device)
         self.seq_lens: torch.Tensor | None = None
 
     def update(self, seq_lens: torch.Tensor) -> None:
@@ -50,7 +51,7 @@ def mla_decode(
     query_starts: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-    dependent_launch: bool = True,
+    launch_flags: int = COOPERATIVE_LAUNCH,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of each request's last query tokens over its cached latents.
 
@@ -64,7 +65,7 @@ def mla_decode(
         query_starts: [requests + 1] int32; None: every request has `plan.max_query_tokens` tokens.
         out: [tokens, heads, 512] bf16 to write to.
         lse: [tokens, heads] fp32 to write to.
-        dependent_launch: let the merge kernel's launch overlap the main kernel.
+        launch_flags: see `abi.py`.
 
     Returns:
         out and lse (natural logarithm). Rows that may read no KV are zero with lse -inf, and so are rows past the last
@@ -107,6 +108,7 @@ def mla_decode(
         plan=plan.words.data_ptr(),
         partial_out=plan.partial_out.data_ptr(),
         partial_lse=plan.partial_lse.data_ptr(),
+        counters=plan.counters.data_ptr(),
         q_nope_token_stride=q_nope.stride(0),
         q_nope_head_stride=q_nope.stride(1),
         q_rope_token_stride=q_rope.stride(0),
@@ -121,13 +123,14 @@ def mla_decode(
         num_heads=plan.num_heads,
         max_query_tokens=plan.max_query_tokens,
         num_pages=kv_cache.shape[0],
-        page_tokens=kv_cache.shape[1],
+        page_shift=kv_cache.shape[1].bit_length() - 1,
         rows=tiles.rows,
         tile_heads=tiles.heads,
         tile_query_tokens=tiles.query_tokens,
-        row_tiles=tiles.row_tiles,
+        head_tiles=tiles.head_tiles,
+        token_tiles=tiles.token_tiles,
         groups=plan.groups,
-        dependent_launch=int(dependent_launch),
+        launch_flags=launch_flags,
         softmax_scale=softmax_scale,
     )
     load().decode(params, torch.cuda.current_stream(device).cuda_stream)

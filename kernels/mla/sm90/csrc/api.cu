@@ -8,7 +8,6 @@
 #include <stdio.h>
 
 #include "decode.cuh"
-#include "merge.cuh"
 #include "plan.cuh"
 
 namespace tokenspeed::mla {
@@ -62,7 +61,8 @@ struct Maps {
 int encode_maps(const DecodeParams& p, Maps* maps) {
   const uint64_t heads = p.num_heads, tokens = p.num_tokens;
   const uint32_t box_heads = p.tile_heads, box_tokens = p.tile_query_tokens;
-  const uint32_t box_page = p.page_tokens < kTileTokens ? p.page_tokens : kTileTokens;
+  const uint32_t page_tokens = 1u << p.page_shift;
+  const uint32_t box_page = page_tokens < kTileTokens ? page_tokens : kTileTokens;
   int status = encode(&maps->q_nope, "q_nope", p.q_nope,
                       {{kLatent, heads, tokens},
                        {p.q_nope_head_stride, p.q_nope_token_stride},
@@ -75,7 +75,7 @@ int encode_maps(const DecodeParams& p, Maps* maps) {
   }
   if (status == 0) {
     status = encode(&maps->kv, "kv_cache", p.kv_cache,
-                    {{kHeadDim, static_cast<uint64_t>(p.page_tokens), static_cast<uint64_t>(p.num_pages)},
+                    {{kHeadDim, page_tokens, static_cast<uint64_t>(p.num_pages)},
                      {p.kv_token_stride, p.kv_page_stride},
                      {kBlockDims, box_page, 1}});
   }
@@ -83,47 +83,29 @@ int encode_maps(const DecodeParams& p, Maps* maps) {
 }
 
 template <int kRows>
-int launch_decode(const DecodeParams& p, const Maps& maps, cudaStream_t stream) {
+int run(const DecodeParams& p, cudaStream_t stream) {
+  Maps maps;
+  if (const int status = encode_maps(p, &maps); status != 0) return status;
   constexpr int kBytes = Layout<kRows>::kSharedBytes;
   static const cudaError_t raised =
       cudaFuncSetAttribute(decode_kernel<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (raised != cudaSuccess) return check("decode kernel's shared memory", raised);
-  decode_kernel<kRows><<<p.groups * p.row_tiles, kThreads, kBytes, stream>>>(p, maps.q_nope, maps.q_rope, maps.kv);
-  return check("decode kernel", cudaGetLastError());
-}
-
-// As many blocks as fit at once; each takes at least 32 and at most 512 fragment values.
-template <int kRows>
-int merge_blocks(const DecodeParams& p) {
-  constexpr int kResident = 4 * 132;
-  int blocks = FragmentIndex<kRows>::kTotal / 512;
-  while (blocks * 2 * p.row_tiles * p.num_requests <= kResident && blocks * 64 <= FragmentIndex<kRows>::kTotal)
-    blocks *= 2;
-  return blocks;
-}
-
-template <int kRows>
-int launch_merge(const DecodeParams& p, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(merge_blocks<kRows>(p), p.row_tiles, p.num_requests + 1);
-  config.blockDim = dim3(kMergeThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(p.groups) * kRows * sizeof(float);
+  config.gridDim = dim3(p.groups, p.head_tiles, p.token_tiles);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
   config.stream = stream;
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = p.dependent_launch ? 1 : 0;
-  return check("merge kernel", cudaLaunchKernelEx(&config, merge_kernel<kRows>, p));
-}
-
-template <int kRows>
-int run(const DecodeParams& p, cudaStream_t stream) {
-  Maps maps;
-  int status = encode_maps(p, &maps);
-  if (status == 0) status = launch_decode<kRows>(p, maps, stream);
-  if (status == 0) status = launch_merge<kRows>(p, stream);
-  return status;
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
+  if (p.launch_flags & kDependentLaunch) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (p.launch_flags & kCooperativeLaunch) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[config.numAttrs++].val.cooperative = 1;
+  }
+  return check("decode kernel", cudaLaunchKernelEx(&config, decode_kernel<kRows>, p, maps.q_nope, maps.q_rope, maps.kv));
 }
 
 }  // namespace

@@ -9,9 +9,7 @@
 // and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
-#include <math.h>
-
-#include "producer.cuh"
+#include "merge.cuh"
 
 namespace tokenspeed::mla {
 
@@ -20,41 +18,63 @@ class Consumer {
  public:
   using L = Layout<kRows>;
   static constexpr int kGroupRows = L::kGroupRows;
-  static constexpr int kColumns = kGroupRows / 4;        // columns per thread
-  static constexpr int kFragment = kGroupRows / 2;       // accumulators per thread of a 64-row fragment
+  static constexpr int kColumns = kGroupRows / 4;   // columns per thread
+  static constexpr int kFragment = kGroupRows / 2;  // accumulators per thread of a 64-row fragment
   static constexpr int kLatentBlocks = kLatent / 64;
-  static constexpr float kRescaleLog2 = 8.0f;            // the maximum may lag by 2^8 before O is rescaled
+  static constexpr float kRescaleLog2 = 8.0f;       // the maximum may lag by 2^8 before O is rescaled
 
-  __device__ Consumer(const DecodeParams& p, const SharedMap<kRows>& shared, char* generic)
+  __device__ Consumer(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, char* generic)
       : p_(p),
         shared_(shared),
+        place_(place),
+        map_(generic),
+        generic_(generic),
         reduce_(reinterpret_cast<float4*>(generic + L::kReduceOffset)),
         state_(reinterpret_cast<float*>(generic + L::kStateOffset)),
-        exchange_(reinterpret_cast<float*>(generic + L::kQueryOffset)),
         group_(ptx::warp_number() / 4),
         thread_(threadIdx.x & 127),
         warp_(ptx::warp_number() & 3),
         g_((threadIdx.x & 31) / 4),
         c_(threadIdx.x & 3),
-        tile_rows_(p.tile_query_tokens * p.tile_heads),
         scale_(p.softmax_scale * 1.4426950408889634f) {}
 
-  __device__ void run(Span span, int row_tile, int group) {
+  // The first round is a rehearsal on whatever shared memory holds, while the first KV tile is on its way: it brings
+  // the code of the tile and of the epilogue into the instruction caches. It waits for nothing and releases nothing.
+  __device__ void run(Span span) {
+    const Merger<kRows> merger(p_, place_, generic_);
+    int pending[2] = {-1, -1};
     int unit = 0;
-    for (int item = 0; span.next(p_); span.advance(), ++item) {
-      const RowTile rows(p_, span.request, row_tile);
-      begin();
-      ptx::barrier_wait(shared_.query_full(), item & 1);
-      for (int t = L::kAlternate ? group_ : 0; t < span.num_tiles; t += L::kAlternate ? 2 : 1) {
-        tile(rows, (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
+    bool more = span.begin();
+    for (int item = -1; item < 0 || more; ++item) {
+      rehearsal_ = item < 0;
+      const int tiles = rehearsal_ ? 2 : span.num_tiles;
+      seq_len_ = rehearsal_ ? 0 : span.seq_len;
+      const QuerySpan query(p_, place_, span.request);
+      clear();
+      if (!rehearsal_) ptx::barrier_wait(shared_.query_full(), item & 1);
+#pragma unroll 1
+      for (int t = L::kAlternate ? group_ : 0; t < tiles; t += L::kAlternate ? 2 : 1) {
+        tile(query, rehearsal_ ? 0 : (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
+        if (rehearsal_) break;
+      }
+      finish(span, query);
+      if (rehearsal_) continue;
+      if (!span.whole) {
+        merger.signal(span.request);
+        pending[span.first_tile == 0 ? 1 : 0] = span.request;
       }
       unit += span.num_tiles * kTileUnits;
-      finish(span, rows, row_tile, group);
+      more = span.next(p_);
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const int request = i == 0 ? pending[0] : pending[1];
+      if (request >= 0) merger.merge(request);
     }
   }
 
  private:
-  __device__ void begin() {
+  __device__ void clear() {
 #pragma unroll
     for (int m = 0; m < kLatentBlocks; ++m)
 #pragma unroll
@@ -72,17 +92,17 @@ class Consumer {
   __device__ void sync_group() { ptx::named_sync(1 + group_, 128); }
   __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
 
-  __device__ void tile(const RowTile& rows, int first_token, int unit) {
+  __device__ void tile(const QuerySpan& query, int first_token, int unit) {
     float scores[kFragment];
     multiply_scores(scores, unit);
-    if (first_token + kTileTokens > rows.seq_len - rows.query_tokens + 1) mask(scores, rows, first_token);
+    if (first_token + kTileTokens > seq_len_ - query.query_tokens + 1) mask(scores, query, first_token);
     const int buffer = parity_;
     parity_ ^= 1;
     publish_maximum(scores, buffer);
     if (!L::kAlternate) sync_group();  // one probability buffer: the last tile's products have read it
     float sums[kColumns];
     if (!empty_) store_probabilities(scores, sums, buffer);
-    if (first_token + kTileTokens > rows.seq_len) clear_values(rows.seq_len - first_token, unit);
+    if (first_token + kTileTokens > seq_len_ && !rehearsal_) clear_values(seq_len_ - first_token, unit);
     ptx::fence_async();
     sync_group();
     if (raise_maximum(buffer)) {
@@ -99,7 +119,7 @@ class Consumer {
     const uint32_t query = shared_.query() + (L::kAlternate ? 0 : group_ * kGroupRows * 128);
 #pragma unroll
     for (int u = 0; u < kTileUnits; ++u) {
-      ptx::barrier_wait(shared_.full(unit + u), shared_.phase(unit + u));
+      if (!rehearsal_) ptx::barrier_wait(shared_.full(unit + u), shared_.phase(unit + u));
       ptx::mma_fence();
       const uint64_t keys = ptx::operand_descriptor(shared_.unit(unit + u));
       const uint64_t queries = ptx::operand_descriptor(query + u * kUnitBlocks * kRows * 128);
@@ -116,11 +136,13 @@ class Consumer {
     ptx::mma_wait<0>();
   }
 
-  __device__ void mask(float (&scores)[kFragment], const RowTile& rows, int first_token) {
+  // Row r of the tile sees the request's tokens up to its own.
+  __device__ void mask(float (&scores)[kFragment], const QuerySpan& query, int first_token) {
     const int token = first_token + warp_ * 16 + g_;
+    const int last = seq_len_ - (query.query_tokens - 1 - place_.token_in_request);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int visible = rows.visible(row(i), p_.tile_heads);
+      const int visible = last + map_.token(row(i));
       const int low = 4 * (i / 2) + (i & 1);
       if (token >= visible) scores[low] = -INFINITY;
       if (token + 8 >= visible) scores[low + 2] = -INFINITY;
@@ -149,7 +171,7 @@ class Consumer {
       const float4 v = reduce_[(buffer * 2 + group_) * kGroupRows + column(i)];
       fresh[i] = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)) * scale_;
       // Rows past the tile hold leftovers of shared memory; they must not steer the others.
-      raise |= row(i) < tile_rows_ && fresh[i] > max_[i] + kRescaleLog2;
+      raise |= map_.token(row(i)) != kNoRow && fresh[i] > max_[i] + kRescaleLog2;
     }
     if (!__any_sync(~0u, raise || empty_)) return false;
 #pragma unroll
@@ -198,12 +220,11 @@ class Consumer {
 
   // Rows past the end of the sequence may hold anything, NaN included, and 0 x NaN would reach O.
   __device__ void clear_values(int valid, int unit) {
-    const int chunks = (kTileTokens - valid) * 8;
-    for (int i = thread_; i < kLatentBlocks * chunks; i += 128) {
-      const int block = i / chunks, rest = i % chunks;
-      const uint32_t address = shared_.unit(unit + block / kUnitBlocks) + (block % kUnitBlocks) * kBlockBytes +
-                               valid * 128 + rest * 16;
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+#pragma unroll 1
+    for (int block = 0; block < kLatentBlocks; ++block) {
+      const uint32_t base = shared_.unit(unit + block / kUnitBlocks) + (block % kUnitBlocks) * kBlockBytes;
+#pragma unroll 1
+      for (int at = valid * 128 + thread_ * 16; at < kBlockBytes; at += 128 * 16) ptx::store_zeros(base + at);
     }
   }
 
@@ -227,24 +248,23 @@ class Consumer {
   }
 
   __device__ void release(int unit) {
-    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.empty(unit));
+    if ((threadIdx.x & 31) == 0 && !rehearsal_) ptx::barrier_arrive(shared_.empty(unit));
   }
 
   // Joins the warpgroups' halves, normalizes and writes O and LSE, whole or as a partial of the merge.
-  __device__ void finish(const Span& span, const RowTile& rows, int row_tile, int group) {
+  __device__ void finish(const Span& span, const QuerySpan& query) {
     float lse[kColumns];
     join_sums(lse);
     if (L::kAlternate) {
       join_outputs();
       ptx::fence_async();
+      sync_both();
     }
-    ptx::named_sync(3, kConsumerThreads);
-    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.query_empty());
-    if (span.whole) {
-      write_whole(rows, lse);
+    if ((threadIdx.x & 31) == 0 && !rehearsal_) ptx::barrier_arrive(shared_.query_empty());
+    if (span.whole && !rehearsal_) {
+      write_whole(query, lse);
     } else {
-      const int64_t slot = (2 * group + (span.first_tile == 0 ? 1 : 0)) * int64_t{p_.row_tiles} + row_tile;
-      write_partial(slot, lse);
+      write_partial(span.first_tile == 0 ? 1 : 0, lse);
     }
   }
 
@@ -260,7 +280,7 @@ class Consumer {
       value += __shfl_xor_sync(~0u, value, 16);
       if (g_ == 0) {
         reduce[column(i) * 4 + warp_] = value;
-        if (warp_ == 0) state_[group_ * kGroupRows + column(i)] = max_[i];
+        if (L::kAlternate && warp_ == 0) state_[group_ * kGroupRows + column(i)] = max_[i];
       }
     }
     sync_both();
@@ -273,14 +293,13 @@ class Consumer {
         const float4 other = reduce_[(1 - group_) * kGroupRows + column(i)];
         const float other_max = state_[(1 - group_) * kGroupRows + column(i)];
         top = fmaxf(top, other_max);
-        if (top != -INFINITY) {
-          total = total * ptx::exp2_fast(max_[i] - top) +
-                  (other.x + other.y + other.z + other.w) * ptx::exp2_fast(other_max - top);
-        }
+        const float base = top == -INFINITY ? 0.0f : top;
+        total = total * ptx::exp2_fast(max_[i] - base) +
+                (other.x + other.y + other.z + other.w) * ptx::exp2_fast(other_max - base);
       }
       const bool none = !(total > 0.0f);
-      lse[i] = none ? -INFINITY : top + log2f(total);
-      const float factor = none ? 0.0f : ptx::exp2_fast(max_[i] - top) / total;
+      lse[i] = none ? -INFINITY : top + ptx::log2_fast(total);
+      const float factor = none ? 0.0f : __fdividef(ptx::exp2_fast(max_[i] - top), total);
       const int low = 4 * (i / 2) + (i & 1);
 #pragma unroll
       for (int m = 0; m < kLatentBlocks; ++m) {
@@ -290,75 +309,92 @@ class Consumer {
     }
   }
 
-  // Warpgroup 0 ends with the sums of the lower latent half, warpgroup 1 with those of the upper half.
+  // Warpgroup 0 ends with the sums of the lower latent half, warpgroup 1 with those of the upper half. They meet in
+  // the query rows' memory, free once all scores of an item are done.
   __device__ void join_outputs() {
+    const int stride = rehearsal_ ? 0 : 128;
+    float* exchange = reinterpret_cast<float*>(generic_ + (rehearsal_ ? own_probs() : L::kQueryOffset)) + thread_;
 #pragma unroll
     for (int owner = 0; owner < 2; ++owner) {
 #pragma unroll
       for (int i = 0; i < kLatentBlocks / 2 * kFragment; ++i) {
         const int m = owner * kLatentBlocks / 2 + i / kFragment;
-        if (group_ != owner) exchange_[i * 128 + thread_] = out_[m][i % kFragment];
+        if (group_ != owner) exchange[i * stride] = out_[m][i % kFragment];
       }
       sync_both();
 #pragma unroll
       for (int i = 0; i < kLatentBlocks / 2 * kFragment; ++i) {
         const int m = owner * kLatentBlocks / 2 + i / kFragment;
-        if (group_ == owner) out_[m][i % kFragment] += exchange_[i * 128 + thread_];
+        if (group_ == owner) out_[m][i % kFragment] += exchange[i * stride];
       }
       if (owner == 0) sync_both();
     }
   }
 
-  __device__ void write_whole(const RowTile& rows, const float (&lse)[kColumns]) {
-    __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p_.out);
+  __device__ void write_whole(const QuerySpan& query, const float (&lse)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      if (!rows.holds(row(i), p_)) continue;
-      const int64_t token = rows.first_token + row(i) / p_.tile_heads;
-      const int head = rows.first_head + row(i) % p_.tile_heads;
-      __nv_bfloat16* target = out + token * p_.out_token_stride + head * p_.out_head_stride + warp_ * 16 + g_;
+      const RowTarget<kRows> target(p_, place_, query, map_, row(i));
+      if (!target.exists) continue;
+      __nv_bfloat16* out = target.out + warp_ * 16 + g_;
       const int low = 4 * (i / 2) + (i & 1);
 #pragma unroll
       for (int m = 0; m < kLatentBlocks; ++m) {
         if (L::kAlternate && m / (kLatentBlocks / 2) != group_) continue;
-        target[m * 64] = __float2bfloat16(out_[m][low]);
-        target[m * 64 + 8] = __float2bfloat16(out_[m][low + 2]);
+        out[m * 64] = __float2bfloat16(out_[m][low]);
+        out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2]);
       }
-      if (g_ == 0 && warp_ == 0 && (!L::kAlternate || group_ == 0))
-        p_.lse[token * p_.num_heads + head] = lse[i] * 0.6931471805599453f;
+      if (writes_lse()) *target.lse = lse[i] * kLn2;
     }
   }
 
-  // In fragment order: [warpgroup part][latent block][column block][thread] of 4 values, so that stores coalesce.
-  __device__ void write_partial(int64_t slot, const float (&lse)[kColumns]) {
-    float4* out = reinterpret_cast<float4*>(p_.partial_out) + slot * kRows * (kLatent / 4);
-    const int part = L::kAlternate ? 0 : group_;
+  // In fragment order (merge.cuh), so that stores coalesce. The rehearsal writes to shared memory.
+  __device__ void write_partial(int part_of_span, const float (&lse)[kColumns]) {
+    const int64_t slot =
+        (2 * place_.group + part_of_span) * int64_t{p_.head_tiles} * p_.token_tiles + place_.row_tile;
+    const int stride = rehearsal_ ? 0 : 128;
+    float4* out = rehearsal_ ? reinterpret_cast<float4*>(generic_ + own_probs())
+                             : reinterpret_cast<float4*>(p_.partial_out) + slot * FragmentIndex<kRows>::kTotal;
+    out += thread_;
+    if (L::kAlternate) {
 #pragma unroll
-    for (int m = 0; m < kLatentBlocks; ++m) {
-      if (L::kAlternate && m / (kLatentBlocks / 2) != group_) continue;
+      for (int i = 0; i < kLatentBlocks / 2 * kFragment / 4; ++i) {
+        const int m = i / (kFragment / 4), j = i % (kFragment / 4), n = m + kLatentBlocks / 2;
+        const bool upper = group_ == 1;
+        out[(i + (upper ? kLatentBlocks / 2 * kFragment / 4 : 0)) * stride] =
+            make_float4(upper ? out_[n][4 * j] : out_[m][4 * j], upper ? out_[n][4 * j + 1] : out_[m][4 * j + 1],
+                        upper ? out_[n][4 * j + 2] : out_[m][4 * j + 2], upper ? out_[n][4 * j + 3] : out_[m][4 * j + 3]);
+      }
+    } else {
 #pragma unroll
-      for (int j = 0; j < kFragment / 4; ++j) {
-        out[((part * kLatentBlocks + m) * (kFragment / 4) + j) * 128 + thread_] =
+      for (int i = 0; i < kLatentBlocks * kFragment / 4; ++i) {
+        const int m = i / (kFragment / 4), j = i % (kFragment / 4);
+        out[(group_ * kLatentBlocks * kFragment / 4 + i) * stride] =
             make_float4(out_[m][4 * j], out_[m][4 * j + 1], out_[m][4 * j + 2], out_[m][4 * j + 3]);
       }
     }
-    if (g_ == 0 && warp_ == 0 && (!L::kAlternate || group_ == 0)) {
+    if (writes_lse() && !rehearsal_) {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) p_.partial_lse[slot * kRows + row(i)] = lse[i];
     }
   }
 
+  __device__ int own_probs() const { return L::kProbOffset + group_ * L::kProbBuffers * L::kProbBytes; }
+  __device__ bool writes_lse() const { return g_ == 0 && warp_ == 0 && (!L::kAlternate || group_ == 0); }
+
   const DecodeParams& p_;
   const SharedMap<kRows>& shared_;
-  float4* reduce_;   // [buffer][warpgroup][row] of one value per warp
-  float* state_;     // [warpgroup][row]
-  float* exchange_;  // the query rows' memory, free once all scores of an item are done
-  int group_, thread_, warp_, g_, c_, tile_rows_;
+  const Place& place_;
+  RowMap<kRows> map_;
+  char* generic_;
+  float4* reduce_;  // [buffer][warpgroup][row] of one value per warp
+  float* state_;    // [warpgroup][row]
+  int group_, thread_, warp_, g_, c_;
   float scale_;  // softmax scale in base 2
   float out_[kLatentBlocks][kFragment];
   float max_[kColumns], sum_[kColumns];
-  int parity_ = 0;
-  bool empty_;
+  int seq_len_ = 0, parity_ = 0;
+  bool empty_ = true, rehearsal_ = true;
 };
 
 }  // namespace tokenspeed::mla

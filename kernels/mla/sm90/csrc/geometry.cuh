@@ -30,11 +30,12 @@ struct Layout {
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kProbBuffers = kAlternate ? 2 : 1;
   static constexpr int kProbBytes = kGroupRows * kTileTokens * 2;
-  static constexpr int kReduceBytes = 2 * 2 * kGroupRows * 4 * 4;  // [buffer][warpgroup][row][warp] fp32
-  static constexpr int kStateBytes = 2 * 2 * kGroupRows * 4;       // [warpgroup][max or sum][row] fp32
+  static constexpr int kReduceBytes = 2 * 2 * kGroupRows * 4 * 4;                   // [buffer][warpgroup][row][warp] fp32
+  static constexpr int kStateBytes = kAlternate ? 2 * kGroupRows * 4 : 0;          // [warpgroup][row] fp32
+  static constexpr int kRowMapBytes = kRows * 4;                                    // [row] token and head of the tile
   static constexpr int kBarrierBytes = 256;
   static constexpr int kFixed =
-      kQueryBytes + 2 * kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kBarrierBytes;
+      kQueryBytes + 2 * kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
   static constexpr int kUnits = (kSharedLimit - kFixed) / kUnitBytes;
 
   static constexpr int kQueryOffset = 0;
@@ -42,7 +43,8 @@ struct Layout {
   static constexpr int kProbOffset = kRingOffset + kUnits * kUnitBytes;
   static constexpr int kReduceOffset = kProbOffset + 2 * kProbBuffers * kProbBytes;
   static constexpr int kStateOffset = kReduceOffset + kReduceBytes;
-  static constexpr int kBarrierOffset = kStateOffset + kStateBytes;
+  static constexpr int kRowMapOffset = kStateOffset + kStateBytes;
+  static constexpr int kBarrierOffset = kRowMapOffset + kRowMapBytes;
   static constexpr int kSharedBytes = kBarrierOffset + kBarrierBytes;
 
   static_assert(kSharedBytes <= kSharedLimit);
@@ -61,62 +63,70 @@ struct DecodeParams {
   const int32_t* block_table;   // [requests, block_table_stride]
   const int32_t* seq_lens;      // [requests], the step's new tokens included
   const int32_t* query_starts;  // [requests + 1]; null: every request has max_query_tokens
-  int32_t* plan;                // written by the plan kernel, read by the others
+  const int32_t* plan;          // written by the plan kernel
   float* partial_out;           // [2 * groups, row_tiles, rows * 512]
   float* partial_lse;           // [2 * groups, row_tiles, rows], base 2
+  int32_t* counters;            // [requests, row_tiles, 2] zero before and after every launch
   int64_t q_nope_token_stride, q_nope_head_stride;  // elements
   int64_t q_rope_token_stride, q_rope_head_stride;
   int64_t kv_page_stride, kv_token_stride;
   int64_t out_token_stride, out_head_stride;
   int64_t block_table_stride;
   int32_t num_requests, num_tokens, num_heads, max_query_tokens;
-  int32_t num_pages, page_tokens;
-  int32_t rows, tile_heads, tile_query_tokens, row_tiles;  // row tile: tile_query_tokens x tile_heads <= rows
-  int32_t groups;                                          // blocks per row tile
-  int32_t dependent_launch;                                // 1: overlap the merge kernel's launch
+  int32_t num_pages, page_shift;                 // page_tokens = 1 << page_shift
+  int32_t rows, tile_heads, tile_query_tokens;   // row tile: tile_query_tokens x tile_heads <= rows
+  int32_t head_tiles, token_tiles;               // row tiles of a request
+  int32_t groups;                                // blocks per row tile
+  int32_t launch_flags;                          // kDependentLaunch, kCooperativeLaunch
   float softmax_scale;
 };
 
-// Where the plan's arrays lie inside `plan`.
-struct PlanView {
-  int32_t* group_request;  // [groups] request in which a group starts
-  int32_t* group_tile;     // [groups] tile of that request
-  int32_t* group_tiles;    // [groups] tiles to do
-  int32_t* first_group;    // [requests]
-  int32_t* last_group;     // [requests] -1: the request has no tokens
+constexpr int kDependentLaunch = 1;    // start before the previous kernel has drained
+constexpr int kCooperativeLaunch = 2;  // all blocks resident at once, or no launch
 
-  __host__ __device__ PlanView(int32_t* plan, int groups, int num_requests)
+// Where the plan's arrays lie inside `plan`.
+template <typename Word>
+struct PlanView {
+  Word* group_request;  // [groups] request in which a group starts
+  Word* group_tile;     // [groups] tile of that request
+  Word* group_tiles;    // [groups] tiles to do
+  Word* group_seq_len;  // [groups] length of that request
+  Word* first_group;    // [requests]
+  Word* last_group;     // [requests] -1: the request has no tokens
+  Word* tile_start;     // [requests + 1] tiles before a request
+
+  __host__ __device__ PlanView(Word* plan, int groups, int num_requests)
       : group_request(plan),
         group_tile(plan + groups),
         group_tiles(plan + 2 * groups),
-        first_group(plan + 3 * groups),
-        last_group(plan + 3 * groups + num_requests) {}
+        group_seq_len(plan + 3 * groups),
+        first_group(plan + 4 * groups),
+        last_group(first_group + num_requests),
+        tile_start(last_group + num_requests) {}
 };
 
-// The query rows of one (request, row tile).
-struct RowTile {
-  int first_token, first_head, tokens;  // tokens: query tokens of the request from first_token on
-  int seq_len, query_tokens, token_in_request;
+// The block's place in the grid: (groups, head tiles, token tiles).
+struct Place {
+  int group, row_tile, first_head, token_in_request;
 
-  __device__ RowTile(const DecodeParams& p, int request, int tile) {
-    const int head_tiles = (p.num_heads + p.tile_heads - 1) / p.tile_heads;
+  __device__ explicit Place(const DecodeParams& p)
+      : group(blockIdx.x),
+        row_tile(blockIdx.z * p.head_tiles + blockIdx.y),
+        first_head(blockIdx.y * p.tile_heads),
+        token_in_request(blockIdx.z * p.tile_query_tokens) {}
+};
+
+// The query tokens of one request that fall in this block's row tile.
+struct QuerySpan {
+  int first_token;   // in the batch
+  int tokens;        // of the request, from first_token on; may be none
+  int query_tokens;  // of the request
+
+  __device__ QuerySpan(const DecodeParams& p, const Place& place, int request) {
     const int start = p.query_starts ? p.query_starts[request] : request * p.max_query_tokens;
     query_tokens = p.query_starts ? p.query_starts[request + 1] - start : p.max_query_tokens;
-    seq_len = p.seq_lens[request];
-    token_in_request = (tile / head_tiles) * p.tile_query_tokens;
-    first_token = start + token_in_request;
-    first_head = (tile % head_tiles) * p.tile_heads;
-    tokens = query_tokens - token_in_request;
-  }
-
-  // KV tokens that a row may read.
-  __device__ int visible(int row, int tile_heads) const {
-    return seq_len - (query_tokens - 1 - (token_in_request + row / tile_heads));
-  }
-
-  __device__ bool holds(int row, const DecodeParams& p) const {
-    const int token = row / p.tile_heads;
-    return token < p.tile_query_tokens && token < tokens && first_head + row % p.tile_heads < p.num_heads;
+    first_token = start + place.token_in_request;
+    tokens = query_tokens - place.token_in_request;
   }
 };
 

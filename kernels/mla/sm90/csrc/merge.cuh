@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the partial outputs of split requests, and writes zeros and -inf for rows that read no KV.
+// Joins the partial outputs of a split request inside the decode kernel: every block that wrote a partial waits for
+// the others of the request and then merges its share of the output. All blocks are resident (cooperative launch).
 #pragma once
 
-#include <math.h>
-
-#include "geometry.cuh"
-#include "ptx.cuh"
+#include "rows.cuh"
 
 namespace tokenspeed::mla {
 
-constexpr int kMergeThreads = 512;
-constexpr int kMergeWarps = kMergeThreads / 32;
+__device__ inline int64_t partial_slot(int first_group, int split) {
+  return split == 0 ? 2 * first_group + 1 : 2 * (first_group + split);
+}
 
-// Decodes the fragment order in which partials are stored (consumer.cuh, write_partial).
+// Partials lie in fragment order: [warpgroup part][latent block][column block][thread] of 4 values:
+// (row, dim), (row + 1, dim), (row, dim + 8), (row + 1, dim + 8).
 template <int kRows>
 struct FragmentIndex {
   static constexpr int kGroupRows = Layout<kRows>::kGroupRows;
@@ -28,116 +28,132 @@ struct FragmentIndex {
   }
 };
 
-__device__ inline int64_t partial_slot(int first_group, int split) {
-  return split == 0 ? 2 * first_group + 1 : 2 * (first_group + split);
-}
-
-__device__ inline void write_row(const DecodeParams& p, const RowTile& rows, int row, int dim, float low, float high) {
-  if (!rows.holds(row, p)) return;
-  const int64_t token = rows.first_token + row / p.tile_heads;
-  __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + token * p.out_token_stride +
-                       (rows.first_head + row % p.tile_heads) * p.out_head_stride + dim;
-  out[0] = __float2bfloat16(low);
-  out[8] = __float2bfloat16(high);
-}
-
-__device__ inline void write_lse(const DecodeParams& p, const RowTile& rows, int row, float lse_log2) {
-  if (!rows.holds(row, p)) return;
-  const int64_t token = rows.first_token + row / p.tile_heads;
-  p.lse[token * p.num_heads + rows.first_head + row % p.tile_heads] = lse_log2 * 0.6931471805599453f;
-}
-
-// Rows of a request without KV, and rows past the last request (CUDA-graph padding).
-__device__ inline void clear_tokens(const DecodeParams& p, int first, int last) {
-  const int64_t count = int64_t{last - first} * p.num_heads * kLatent;
-  for (int64_t i = blockIdx.x * kMergeThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kMergeThreads) {
-    const int64_t head = i / kLatent % p.num_heads, token = first + i / kLatent / p.num_heads;
-    static_cast<__nv_bfloat16*>(p.out)[token * p.out_token_stride + head * p.out_head_stride + i % kLatent] =
-        __float2bfloat16(0.0f);
-    if (i % kLatent == 0) p.lse[token * p.num_heads + head] = -INFINITY;
-  }
-}
-
-// weights[split * kRows + row], for rows [first_row, first_row + num_rows); a warp per row.
 template <int kRows>
-__device__ void merge_weights(const DecodeParams& p, const RowTile& rows, int first_group, int splits, int first_row,
-                              int num_rows, bool write, float* weights) {
-  const int lane = threadIdx.x & 31;
-  for (int row = first_row + threadIdx.x / 32; row < first_row + num_rows; row += kMergeWarps) {
-    float top = -INFINITY;
-    for (int s = lane; s < splits; s += 32) {
-      const float lse = p.partial_lse[(partial_slot(first_group, s) * p.row_tiles + blockIdx.y) * kRows + row];
-      weights[s * kRows + row] = lse;
-      top = fmaxf(top, lse);
-    }
-    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    const float base = top == -INFINITY ? 0.0f : top;
-    float total = 0.0f;
-    for (int s = lane; s < splits; s += 32) total += exp2f(weights[s * kRows + row] - base);
-    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
-    for (int s = lane; s < splits; s += 32) {
-      weights[s * kRows + row] = total > 0.0f ? exp2f(weights[s * kRows + row] - base) / total : 0.0f;
-    }
-    if (write && lane == 0) write_lse(p, rows, row, total > 0.0f ? base + log2f(total) : -INFINITY);
-  }
-}
-
-// Grid: column chunks x row tiles x (requests + 1); the last slice clears padding. A block owns kTotal / gridDim.x
-// fragment values of 16 bytes: 32 per warp, warps beyond that share the splits.
-template <int kRows>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeParams p) {
+class Merger {
+ public:
   using Index = FragmentIndex<kRows>;
-  extern __shared__ float weights[];
-  __shared__ float4 sums[kMergeThreads];
-  ptx::wait_for_primary();
-  const int request = blockIdx.z;
-  if (request == p.num_requests) {
-    const int used = p.query_starts ? p.query_starts[request] : request * p.max_query_tokens;
-    if (blockIdx.y == 0) clear_tokens(p, used, p.num_tokens);
-    return;
+
+  __device__ Merger(const DecodeParams& p, const Place& place, char* generic)
+      : p_(p), place_(place), map_(generic), weights_(reinterpret_cast<float*>(generic + Layout<kRows>::kQueryOffset)),
+        sums_(reinterpret_cast<float4*>(generic + Layout<kRows>::kQueryOffset) + kScratchOffset), thread_(threadIdx.x) {
   }
-  const PlanView plan(p.plan, p.groups, p.num_requests);
-  const int first = plan.first_group[request], splits = plan.last_group[request] - first + 1;
-  if (splits == 1) return;
-  const RowTile rows(p, request, blockIdx.y);
-  if (splits <= 0) {
-    if (blockIdx.y == 0) clear_tokens(p, rows.first_token, rows.first_token + rows.query_tokens);
-    return;
+
+  // After a partial of this block has been written by all consumer threads.
+  __device__ void signal(int request) const {
+    ptx::named_sync(3, kConsumerThreads);
+    if (thread_ == 0) ptx::add_release(counter(request), 1);
   }
-  const int values = Index::kTotal / gridDim.x, column_warps = values / 32;
-  const int begin = blockIdx.x * values;
-  const bool narrow = values <= 128;  // one column block: 8 rows
-  const Index corner(begin);
-  const bool writes_lse = narrow ? corner.dim == 0 : begin == 0;
-  merge_weights<kRows>(p, rows, first, splits, narrow ? corner.row : 0, narrow ? 8 : kRows, writes_lse, weights);
-  __syncthreads();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int index = begin + warp % column_warps * 32 + lane, share = warp / column_warps;
-  const int shares = kMergeWarps / column_warps;
-  const Index at(index);
-  const float4* partial = reinterpret_cast<const float4*>(p.partial_out);
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-  for (int s = share; s < splits; s += shares) {
-    const float4 v = partial[(partial_slot(first, s) * p.row_tiles + blockIdx.y) * Index::kTotal + index];
-    const float w0 = weights[s * kRows + at.row], w1 = weights[s * kRows + at.row + 1];
-    sum.x += w0 * v.x;
-    sum.y += w1 * v.y;
-    sum.z += w0 * v.z;
-    sum.w += w1 * v.w;
+
+  __device__ void merge(int request) const {
+    const PlanView<const int32_t> plan(p_.plan, p_.groups, p_.num_requests);
+    const int first = plan.first_group[request], splits = plan.last_group[request] - first + 1;
+    if (thread_ == 0) {
+      while (ptx::load_acquire(counter(request)) < splits) {
+      }
+    }
+    ptx::named_sync(3, kConsumerThreads);
+    int share = 16;  // fragment values of 16 bytes per block; a small share stays inside one column block
+    while (share * splits < Index::kTotal) share *= 2;
+    const int begin = (place_.group - first) * share;
+    if (begin < Index::kTotal) merge_share(QuerySpan(p_, place_, request), first, splits, begin, share);
+    ptx::named_sync(3, kConsumerThreads);
+    if (thread_ == 0 && ptx::add_relaxed(counter(request) + 1, 1) == splits - 1) {
+      counter(request)[0] = 0;  // everyone has passed the wait: ready for the next launch
+      counter(request)[1] = 0;
+    }
   }
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  if (share != 0) return;
-  for (int other = 1; other < shares; ++other) {
-    const float4 v = sums[threadIdx.x + other * column_warps * 32];
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
+
+ private:
+  static constexpr int kScratchOffset = kRows == 64 ? 1024 : 512;  // past the weights, in units of 16 bytes
+
+  __device__ int32_t* counter(int request) const {
+    return p_.counters + 2 * (int64_t{request} * p_.head_tiles * p_.token_tiles + place_.row_tile);
   }
-  write_row(p, rows, at.row, at.dim, sum.x, sum.z);
-  write_row(p, rows, at.row + 1, at.dim, sum.y, sum.w);
-}
+
+  __device__ int64_t slot(int first, int split) const {
+    return partial_slot(first, split) * p_.head_tiles * p_.token_tiles + place_.row_tile;
+  }
+
+  __device__ void merge_share(const QuerySpan& query, int first, int splits, int begin, int share) const {
+    const Index corner(begin);
+    const bool narrow = share <= 128;
+    const int first_row = narrow ? corner.row : 0, num_rows = narrow ? 8 : kRows;
+    compute_weights(query, first, splits, first_row, num_rows, narrow ? corner.dim == 0 : begin == 0);
+    ptx::named_sync(3, kConsumerThreads);
+    const int width = min(share, kConsumerThreads), shares = kConsumerThreads / width;
+    for (int offset = 0; offset < share; offset += width) {
+      const int index = begin + offset + thread_ % width;
+      const Index at(index);
+      sums_[thread_] = sum_splits(first, splits, index, thread_ / width, shares, at.row - first_row, num_rows);
+      ptx::named_sync(3, kConsumerThreads);
+      if (thread_ < width) {
+        float4 sum = sums_[thread_];
+        for (int other = 1; other < shares; ++other) add(sum, sums_[thread_ + other * width], 1.0f, 1.0f);
+        write(query, at.row, at.dim, sum.x, sum.z);
+        write(query, at.row + 1, at.dim, sum.y, sum.w);
+      }
+      ptx::named_sync(3, kConsumerThreads);
+    }
+  }
+
+  // weights_[split * num_rows + row - first_row]; a warp per row.
+  __device__ void compute_weights(const QuerySpan& query, int first, int splits, int first_row, int num_rows,
+                                  bool writes_lse) const {
+    const int lane = thread_ & 31;
+#pragma unroll 1
+    for (int row = thread_ / 32; row < num_rows; row += kConsumerThreads / 32) {
+      float top = -INFINITY;
+      for (int s = lane; s < splits; s += 32) {
+        const float lse = ptx::load_cached_l2(p_.partial_lse + slot(first, s) * kRows + first_row + row);
+        weights_[s * num_rows + row] = lse;
+        top = fmaxf(top, lse);
+      }
+      for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      const float base = top == -INFINITY ? 0.0f : top;
+      float total = 0.0f;
+      for (int s = lane; s < splits; s += 32) total += ptx::exp2_fast(weights_[s * num_rows + row] - base);
+      for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+      const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+      for (int s = lane; s < splits; s += 32)
+        weights_[s * num_rows + row] = ptx::exp2_fast(weights_[s * num_rows + row] - base) * scale;
+      if (writes_lse && lane == 0) {
+        const RowTarget<kRows> target(p_, place_, query, map_, first_row + row);
+        if (target.exists) *target.lse = total > 0.0f ? (base + log2f(total)) * kLn2 : -INFINITY;
+      }
+    }
+  }
+
+  __device__ static void add(float4& sum, const float4& v, float low, float high) {
+    sum.x += low * v.x;
+    sum.y += high * v.y;
+    sum.z += low * v.z;
+    sum.w += high * v.w;
+  }
+
+  __device__ float4 sum_splits(int first, int splits, int index, int from, int step, int row, int num_rows) const {
+    const float4* partial = reinterpret_cast<const float4*>(p_.partial_out) + index;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int s = from; s < splits; s += step) {
+      const float4 v = ptx::load_cached_l2(partial + slot(first, s) * Index::kTotal);
+      add(sum, v, weights_[s * num_rows + row], weights_[s * num_rows + row + 1]);
+    }
+    return sum;
+  }
+
+  __device__ void write(const QuerySpan& query, int row, int dim, float low, float high) const {
+    const RowTarget<kRows> target(p_, place_, query, map_, row);
+    if (!target.exists) return;
+    target.out[dim] = __float2bfloat16(low);
+    target.out[dim + 8] = __float2bfloat16(high);
+  }
+
+  const DecodeParams& p_;
+  const Place& place_;
+  RowMap<kRows> map_;
+  float* weights_;
+  float4* sums_;
+  int thread_;
+};
 
 }  // namespace tokenspeed::mla

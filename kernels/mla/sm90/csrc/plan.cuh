@@ -31,8 +31,8 @@ __device__ inline int block_scan(int value, int* scratch, int* total) {
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(const int32_t* seq_lens, int32_t* plan_memory, int num_requests, int groups) {
   __shared__ int scratch[kPlanThreads / 32];
-  const PlanView plan(plan_memory, groups, num_requests);
-  int32_t* tile_start = plan.last_group + num_requests;  // [requests + 1]
+  const PlanView<int32_t> plan(plan_memory, groups, num_requests);
+  int32_t* tile_start = plan.tile_start;
   int tiles = 0;
   for (int base = 0; base < num_requests; base += kPlanThreads) {
     const int request = base + threadIdx.x;
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     plan.group_request[group] = max(low - 1, 0);
     plan.group_tile[group] = begin - tile_start[max(low - 1, 0)];
     plan.group_tiles[group] = end - begin;
+    plan.group_seq_len[group] = num_requests > 0 ? seq_lens[max(low - 1, 0)] : 0;
   }
   for (int request = threadIdx.x; request < num_requests; request += kPlanThreads) {
     const int begin = tile_start[request], end = tile_start[request + 1];

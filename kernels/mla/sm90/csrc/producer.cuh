@@ -25,66 +25,69 @@ struct SharedMap {
   }
 };
 
-// A group's span of the plan, walked request by request.
+// A group's span of the plan, walked request by request; an item is the part of one request.
 struct Span {
-  int request, tile, left;
-  int first_tile, num_tiles;  // tiles of the current request that fall in this span
-  bool whole;                 // they are all tiles of the request
+  int request, seq_len, left;
+  int first_tile, num_tiles;  // the current item
+  bool whole;                 // it is all of its request
 
-  __device__ Span(const DecodeParams& p, const PlanView& plan, int group)
-      : request(plan.group_request[group]), tile(plan.group_tile[group]), left(plan.group_tiles[group]) {}
+  __device__ Span(const DecodeParams& p, int group) : num_tiles(0) {
+    const PlanView<const int32_t> plan(p.plan, p.groups, p.num_requests);
+    request = plan.group_request[group];
+    first_tile = plan.group_tile[group];
+    left = plan.group_tiles[group];
+    seq_len = plan.group_seq_len[group];
+  }
 
-  __device__ bool next(const DecodeParams& p) {
+  // The first item, or the next one; false at the end of the span.
+  __device__ bool begin() {
     if (left <= 0) return false;
-    int tiles = tiles_of(p);
-    while (tiles <= tile) {  // requests without tokens
-      ++request;
-      tile = 0;
-      tiles = tiles_of(p);
-    }
-    first_tile = tile;
-    num_tiles = min(tiles - tile, left);
+    const int tiles = (seq_len + kTileTokens - 1) / kTileTokens;
+    num_tiles = min(tiles - first_tile, left);
     whole = num_tiles == tiles;
     return true;
   }
 
-  __device__ void advance() {
+  __device__ bool next(const DecodeParams& p) {
     left -= num_tiles;
-    ++request;
-    tile = 0;
-  }
-
- private:
-  __device__ int tiles_of(const DecodeParams& p) const {
-    return (p.seq_lens[request] + kTileTokens - 1) / kTileTokens;
+    if (left <= 0) return false;
+    first_tile = 0;
+    do {
+      seq_len = p.seq_lens[++request];
+    } while (seq_len <= 0);
+    return begin();
   }
 };
 
 template <int kRows>
 class Producer {
  public:
-  __device__ Producer(const DecodeParams& p, const SharedMap<kRows>& shared, const CUtensorMap* q_nope,
-                      const CUtensorMap* q_rope, const CUtensorMap* kv)
-      : p_(p), shared_(shared), q_nope_(q_nope), q_rope_(q_rope), kv_(kv), lane_(threadIdx.x & 31) {
-    box_tokens_ = min(p.page_tokens, kTileTokens);
+  __device__ Producer(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, const Span& span,
+                      const CUtensorMap* q_nope, const CUtensorMap* q_rope, const CUtensorMap* kv)
+      : p_(p), shared_(shared), place_(place), span_(span), q_nope_(q_nope), q_rope_(q_rope), kv_(kv),
+        lane_(threadIdx.x & 31), box_shift_(min(p.page_shift, 6)) {
+    if (span_.begin()) fetch_pages(span_.first_tile);
   }
 
-  __device__ void run(Span span, int row_tile) {
-    int item = 0;
-    for (int unit = 0; span.next(p_); span.advance(), ++item) {
-      const RowTile rows(p_, span.request, row_tile);
+  __device__ void run() {
+    int item = 0, unit = 0;
+    for (bool more = span_.left > 0; more; more = span_.next(p_), ++item) {
+      const QuerySpan query(p_, place_, span_.request);
+      if (item > 0) fetch_pages(span_.first_tile);
       // The first query leads; a later one must wait for the consumers, so two KV tiles are requested before it.
-      const int query_at = item == 0 ? 0 : min(2, span.num_tiles);
-      for (int t = 0; t < span.num_tiles; ++t, unit += kTileUnits) {
-        if (t == query_at) load_query(rows, item);
-        load_tile(span.request, (span.first_tile + t) * kTileTokens, rows.seq_len, unit);
+      const int query_at = item == 0 ? 0 : min(2, span_.num_tiles);
+#pragma unroll 1
+      for (int t = 0; t <= span_.num_tiles; ++t) {
+        if (t == query_at) load_query(query.first_token, item);
+        if (t == span_.num_tiles) break;
+        load_tile(span_.first_tile + t, unit);
+        unit += kTileUnits;
       }
-      if (query_at == span.num_tiles) load_query(rows, item);
     }
   }
 
  private:
-  __device__ void load_query(const RowTile& rows, int item) {
+  __device__ void load_query(int first_token, int item) {
     ptx::barrier_wait(shared_.query_empty(), (item & 1) ^ 1);
     if (lane_ == 0) {
       const int block_bytes = p_.tile_query_tokens * p_.tile_heads * kBlockDims * 2;
@@ -94,35 +97,46 @@ class Producer {
     if (lane_ < kDimBlocks) {
       const bool rope = lane_ == kDimBlocks - 1;
       ptx::copy_box(shared_.query() + lane_ * kRows * 128, rope ? q_rope_ : q_nope_, shared_.query_full(),
-                    rope ? 0 : lane_ * kBlockDims, rows.first_head, rows.first_token);
+                    rope ? 0 : lane_ * kBlockDims, place_.first_head, first_token);
     }
   }
 
-  // Lane i owns boxes i and i + 32 of a dim block; a page of at least 64 tokens is one box per tile.
-  __device__ void load_tile(int request, int first_token, int seq_len, int unit) {
-    const int valid = min(kTileTokens, seq_len - first_token);
-    const int boxes = (valid + box_tokens_ - 1) / box_tokens_;
-    const int32_t* table = p_.block_table + request * p_.block_table_stride;
-    int page[2], row[2];
+  __device__ int boxes(int tile) const {
+    const int valid = min(kTileTokens, span_.seq_len - tile * kTileTokens);
+    return (valid + (1 << box_shift_) - 1) >> box_shift_;
+  }
+
+  // Lane i owns boxes i and i + 32 of every dim block; a page of at least 64 tokens is one box per tile.
+  __device__ void fetch_pages(int tile) {
+    const int32_t* table = p_.block_table + span_.request * p_.block_table_stride;
+    const int count = boxes(tile);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = first_token + (lane_ + 32 * i) * box_tokens_;
-      row[i] = token % p_.page_tokens;
-      page[i] = lane_ + 32 * i < boxes ? table[token / p_.page_tokens] : 0;
+      const int box = lane_ + 32 * i;
+      if (box < count) page_[i] = table[(tile * kTileTokens + (box << box_shift_)) >> p_.page_shift];
     }
-#pragma unroll
+  }
+
+  __device__ void load_tile(int tile, int unit) {
+    const int count = boxes(tile);
+    const int page[2] = {page_[0], page_[1]};
+    if (tile + 1 < span_.first_tile + span_.num_tiles) fetch_pages(tile + 1);
+#pragma unroll 1
     for (int u = 0; u < kTileUnits; ++u) {
       const int index = unit + u;
       ptx::barrier_wait(shared_.empty(index), shared_.phase(index) ^ 1);
-      if (lane_ == 0) ptx::barrier_expect(shared_.full(index), kUnitBlocks * boxes * box_tokens_ * kBlockDims * 2);
+      if (lane_ == 0) ptx::barrier_expect(shared_.full(index), kUnitBlocks * (count << box_shift_) * kBlockDims * 2);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int box = lane_ + 32 * i;
-        if (box >= boxes) continue;
+        if (box >= count) continue;
+        const int row = (tile * kTileTokens + (box << box_shift_)) & ((1 << p_.page_shift) - 1);
+        const uint32_t destination = shared_.unit(index) + (box << box_shift_) * 128;
+#pragma unroll 1
         for (int block = 0; block < kUnitBlocks; ++block) {
-          const uint32_t destination = shared_.unit(index) + block * kBlockBytes + box * box_tokens_ * 128;
-          ptx::copy_box(destination, kv_, shared_.full(index), (u * kUnitBlocks + block) * kBlockDims, row[i], page[i]);
+          ptx::copy_box(destination + block * kBlockBytes, kv_, shared_.full(index),
+                        (u * kUnitBlocks + block) * kBlockDims, row, page[i]);
         }
       }
     }
@@ -130,8 +144,11 @@ class Producer {
 
   const DecodeParams& p_;
   const SharedMap<kRows>& shared_;
+  const Place& place_;
+  Span span_;
   const CUtensorMap *q_nope_, *q_rope_, *kv_;
-  int lane_, box_tokens_;
+  int lane_, box_shift_;
+  int page_[2] = {0, 0};
 };
 
 }  // namespace tokenspeed::mla

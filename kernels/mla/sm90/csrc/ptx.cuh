@@ -142,12 +142,44 @@ __device__ __forceinline__ void mma(float (&d)[kValues], uint64_t a, uint64_t b,
   }
 }
 
+// ---- global memory between blocks ----
+
+__device__ __forceinline__ void add_release(int32_t* counter, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int add_relaxed(int32_t* counter, int value) {
+  int before;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  return before;
+}
+
+__device__ __forceinline__ int load_acquire(const int32_t* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// Data that other blocks of this launch wrote: never from this multiprocessor's own cache.
+__device__ __forceinline__ float load_cached_l2(const float* address) { return __ldcg(address); }
+__device__ __forceinline__ float4 load_cached_l2(const float4* address) { return __ldcg(address); }
+
 // ---- small arithmetic ----
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void store_zeros(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
