@@ -14,7 +14,7 @@ Reps = list[dict[str, Any]]
 
 def medians(reps: Reps) -> dict[str, float]:
     """Return the median over the reps of each number; of ``step_max_us`` the maximum."""
-    keys = [key for key, value in reps[0].items() if isinstance(value, (int, float))]
+    keys = [k for k, value in reps[0].items() if isinstance(value, (int, float)) and all(k in rep for rep in reps)]
     result = {key: float(statistics.median(rep[key] for rep in reps)) for key in keys}
     if "step_max_us" in result:
         result["step_max_us"] = float(max(rep["step_max_us"] for rep in reps))
@@ -46,8 +46,11 @@ class Figures:
         return medians(reps)
 
     def value(self, system: str, cell: str, statistic: str) -> float:
-        """Return one median."""
-        return self.of(system, cell)[statistic]
+        """Return one median; raise MissingFigureError where the cell has no such statistic."""
+        statistics_of_cell = self.of(system, cell)
+        if statistic not in statistics_of_cell:
+            raise MissingFigureError(f"{system} has no {statistic} in {cell}")
+        return statistics_of_cell[statistic]
 
     def ratio(self, cell: str, statistic: str, ours: str, peer: str) -> float:
         """Return ours over the peer's."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
@@ -82,7 +83,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def summarize(log: StepLog) -> dict[str, float]:
-    """Return the statistics of a log: microseconds per step, counts, CPU seconds per 1,000 output tokens."""
+    """Return the statistics of a log: microseconds per step, counts, CPU seconds per 1,000 output tokens.
+
+    A statistic over nothing, such as prefill steps of a steady decode, is left out.
+    """
     rows = log.as_array()
     phases_us = rows[:, :4] / 1e3
     step_us = phases_us.sum(axis=1)
@@ -90,7 +94,7 @@ def summarize(log: StepLog) -> dict[str, float]:
     generated = int(rows[:, StepCost._fields.index("num_emitted")].sum())
     adds_s = sum(log.adds_ns) / 1e9
     control_s = float(step_us.sum()) / 1e6 + adds_s
-    return {
+    statistics = {
         "steps": len(rows),
         "plan_p50_us": percentile(phases_us[:, 0] + phases_us[:, 1], 50),
         "update_p50_us": percentile(phases_us[:, 2] + phases_us[:, 3], 50),
@@ -108,3 +112,4 @@ def summarize(log: StepLog) -> dict[str, float]:
         "control_s_per_1k_tokens": control_s / generated * 1000 if generated else float("nan"),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    return {name: value for name, value in statistics.items() if not math.isnan(value)}

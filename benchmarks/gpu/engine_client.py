@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's side of engine processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control.fleet import worker_environment
+from benchmarks.gpu.engine import EngineOptions
+
+
+class EngineFailedError(RuntimeError):
+    """An engine process could not be built or died; the message carries the end of its log."""
+
+
+class EngineProcess:
+    """A running engine process; starting does not wait until the engine is built."""
+
+    def __init__(self, options: EngineOptions, log_file: Path, environment: dict[str, str] | None = None) -> None:
+        self.options = options
+        self.description: dict[str, Any] = {}
+        self._log_file = log_file
+        with log_file.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu.engine_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**worker_environment(), **(environment or {})},
+            )
+        self._send(options.as_json())
+
+    def wait_until_built(self, timeout_s: float) -> None:
+        """Wait for the engine; raise EngineFailedError when it fails or takes longer than `timeout_s`."""
+        timer = threading.Timer(timeout_s, self._process.kill)
+        timer.start()
+        try:
+            self.description = self._receive()
+        finally:
+            timer.cancel()
+
+    def run(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Run a measurement and return its figures."""
+        self._send({"command": command, **arguments})
+        return self._receive()
+
+    def stop(self) -> None:
+        """End the process; kill it when it does not end in 30 seconds."""
+        try:
+            self._process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps(message), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise EngineFailedError(self._last_words()) from None
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineFailedError(self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineFailedError(f"{self.options.system}: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        return f"{self.options.system} ended: " + " | ".join(self._log_file.read_text().splitlines()[-3:])
+
+
+@contextmanager
+def engines(
+    options: list[EngineOptions],
+    folder: Path,
+    timeout_s: float,
+    environment: dict[str, str] | None = None,
+    together: bool = True,
+) -> Iterator[dict[str, EngineProcess]]:
+    """Build an engine per entry, side by side or one after the other, and stop them all at the end.
+
+    Every system keeps caches of compiled code of its own, so that two that start together do not write one file.
+    """
+    processes: dict[str, EngineProcess] = {}
+    try:
+        for entry in options:
+            cache = {"VLLM_CACHE_ROOT": str(folder / f"cache-{entry.system}"), **(environment or {})}
+            place = "in-process" if entry.in_process else "engine"
+            log_file = folder / f"{Path(entry.model_folder).name}-{entry.system}-{place}.log"
+            processes[entry.system] = EngineProcess(entry, log_file, {**cache, **_triton_cache(folder, entry)})
+            if not together:
+                processes[entry.system].wait_until_built(timeout_s)
+        if together:
+            for process in processes.values():
+                process.wait_until_built(timeout_s)
+        yield processes
+    finally:
+        for process in processes.values():
+            process.stop()
+
+
+def _triton_cache(folder: Path, options: EngineOptions) -> dict[str, str]:
+    return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(folder / f"triton-{options.system}"))}
