@@ -122,8 +122,8 @@ class Driver:
                 self._seen.add(request_id)
                 self.cached_tokens += cached_tokens
             if emits:
-                live = self.live[request_id]
-                if live.num_emitted == live.max_tokens:
+                live = self.live.get(request_id)
+                if live is None or live.num_emitted == live.max_tokens:
                     raise RuntimeError(f"{self.plane.name}: {request_id} planned after its last token")
                 emitted[request_id] = live.output[live.num_emitted]
                 live.num_emitted += 1
