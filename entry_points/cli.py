@@ -102,7 +102,7 @@ def _metavar(key: str) -> str:
 
 def _help(key: str) -> str:
     field = Settings.model_fields[key]
-    limits = [row.available for row in availability.UNAVAILABLE if row.key == key]
-    limit = f" In this version only: {limits[0]}." if limits else ""
+    available = availability.available(key)
+    limit = "" if available == "all" else f" In this version only: {available}."
     default = STOCK if key == "scheduler" else field.default
     return f"{field.description} Allowed: {allowed(key)}.{limit} (default: {default})".replace("%", "%%")

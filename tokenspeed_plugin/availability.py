@@ -49,6 +49,11 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
 )
 
 
+def available(key: str) -> str:
+    """What this version has of the values that `key` takes."""
+    return next((row.available for row in UNAVAILABLE if row.key == key), "all")
+
+
 def refusal(key: str, value: object, source: Source) -> str | None:
     """Why `value`, given in `source`, cannot be had in this version; None when it can."""
     for row in UNAVAILABLE:

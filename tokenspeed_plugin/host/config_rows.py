@@ -123,7 +123,7 @@ REFUSED: tuple[Refused, ...] = (
     Refused("ec_manager_config.encoder_cache_manager_cls", _is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
     Refused("attention_config.hisparse_config", _is_set, "HiSparse", "leave it out of `--attention-config`"),
     # kinds of model
-    Refused("model_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a model that generates text"),
+    Refused("scheduler_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a model that generates text"),
     Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
     Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
     Refused("model_config.supports_multimodal_inputs", bool, "multimodal input", "add `--language-model-only`"),

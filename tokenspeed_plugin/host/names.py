@@ -20,6 +20,7 @@ from vllm.distributed.kv_events import (
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.multimodal import MULTIMODAL_REGISTRY, MultiModalRegistry
+from vllm.outputs import RequestError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
@@ -151,6 +152,7 @@ __all__ = [
     "PrefixCacheStats",
     "RSWASpec",
     "Request",
+    "RequestError",
     "RequestStatus",
     "SamplingMaskLists",
     "SamplingParams",
