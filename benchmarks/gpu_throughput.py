@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse_arguments(arguments)
     with tempfile.TemporaryDirectory(prefix="gpu-throughput-") as temporary:
-        folder = Path(options.work_dir or temporary)
+        folder = Path(options.work_dir or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         run = Run(options, folder)
         for figures in run.parts():

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,9 +41,23 @@ def interpreter(system: str) -> str:
     raise NotInstalledError(f"not installed (set {PEER_PYTHON_VARIABLE} or make {PEER_VENV_PYTHON.parent.parent.name})")
 
 
+@lru_cache(maxsize=1)
+def import_folder() -> str:
+    """Return a folder from which `benchmarks` can be imported, and nothing else of this repository.
+
+    The repository itself on the path would hide an installed `tokenspeed_plugin` behind its sources, which lack
+    the compiled parts. It is the path and the working folder of every process that a benchmark starts.
+    """
+    folder = tempfile.mkdtemp(prefix="benchmarks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Path(folder, "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    return folder
+
+
 def worker_environment() -> dict[str, str]:
-    """Return the environment of a worker: this repository importable, hashes of strings fixed."""
-    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    """Return the environment of a worker: the benchmarks importable, hashes of strings fixed."""
+    kept = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([import_folder(), *(os.path.abspath(entry) for entry in kept if entry)])
     return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
@@ -60,6 +78,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=worker_environment(),
+                cwd=import_folder(),
             )
         try:
             self._answer()

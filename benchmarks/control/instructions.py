@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.control.counted import COUNTED_STEPS, label_of
-from benchmarks.control.fleet import worker_environment
+from benchmarks.control.fleet import import_folder, worker_environment
 
 _SOURCE = Path(__file__).with_name("callgrind_marks.c")
 _TRIGGER = re.compile(r"^desc: Trigger: .*?(cell \S+)", re.MULTILINE)
@@ -57,7 +57,9 @@ def run_callgrind(system: str, cells: Sequence[str], folder: Path) -> dict[str, 
         system,
         *cells,
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=worker_environment())
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=worker_environment(), cwd=import_folder()
+    )
     if ended.returncode:
         raise CountingUnavailableError(f"counting ended with {ended.returncode}: {ended.stderr[-400:]}")
     dumps: dict[str, Path] = {}

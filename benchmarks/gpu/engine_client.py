@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control.fleet import worker_environment
+from benchmarks.control.fleet import import_folder, worker_environment
 from benchmarks.gpu.engine import EngineOptions
 
 
@@ -36,6 +36,7 @@ class EngineProcess:
                 stderr=log,
                 text=True,
                 env={**worker_environment(), **(environment or {})},
+                cwd=import_folder(),
             )
         self._send(options.as_json())
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.control.fleet import worker_environment
+from benchmarks.control.fleet import import_folder, worker_environment
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.gpu.streaming_client import ClientLoad, run_clients
@@ -54,7 +54,7 @@ def server(options: EngineOptions, folder: Path, timeout_s: float) -> Iterator[t
         environment["VLLM_PLUGINS"] = ""
     log_file = folder / f"{Path(options.model_folder).name}-{options.system}-server.log"
     with log_file.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=import_folder())
     try:
         _wait_until_healthy(process, f"http://127.0.0.1:{port}", log_file, timeout_s)
         yield f"http://127.0.0.1:{port}", process.pid
