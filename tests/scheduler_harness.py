@@ -24,6 +24,7 @@ for _key, _value in {
 
 import torch
 from vllm.config import CacheConfig, LoRAConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
@@ -91,6 +92,7 @@ class Knobs:
     long_prefill_threshold_tokens: int = 0
     pooling: bool = False
     zero_blocks: bool = False
+    connector: str | None = None
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -160,6 +162,7 @@ def make_vllm_config(knobs: Knobs) -> VllmConfig:
         cache_config=cache,
         parallel_config=ParallelConfig(),
         lora_config=_lora_config(knobs),
+        kv_transfer_config=_transfer_config(knobs),
         additional_config=dict(knobs.additional_config),
     )
     if knobs.num_spec_tokens:
@@ -176,6 +179,13 @@ def _lora_config(knobs: Knobs) -> LoRAConfig | None:
     if not knobs.num_lora_adapters:
         return None
     return LoRAConfig(max_loras=knobs.num_lora_adapters, max_lora_rank=8, max_cpu_loras=64)
+
+
+def _transfer_config(knobs: Knobs) -> KVTransferConfig | None:
+    if knobs.connector is None:
+        return None
+    module, _, name = knobs.connector.rpartition(".")
+    return KVTransferConfig(kv_connector=name, kv_connector_module_path=module, kv_role="kv_both")
 
 
 def _ngram_config(config: VllmConfig, num_spec_tokens: int) -> SpeculativeConfig:
@@ -284,7 +294,8 @@ def make_harness(scheduler_class: str | type, knobs: Knobs, **overrides: Any) ->
         "log_stats": True,
     }
     scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
-    return Harness(knobs, scheduler, config, kv_config, _block_hasher(hash_tokens) if knobs.prefix_caching else None)
+    hasher = _block_hasher(scheduler_class, hash_tokens) if knobs.prefix_caching or knobs.connector else None
+    return Harness(knobs, scheduler, config, kv_config, hasher)
 
 
 def _resolve_block_tokens(knobs: Knobs) -> tuple[int, int]:
@@ -295,8 +306,11 @@ def _resolve_block_tokens(knobs: Knobs) -> tuple[int, int]:
     return largest, smallest
 
 
-@functools.lru_cache(maxsize=8)
-def _block_hasher(hash_tokens: int) -> Callable[[Request], list[Any]]:
+def _block_hasher(scheduler_class: str | type, hash_tokens: int) -> Callable[[Request], list[Any]]:
+    """The hasher EngineCore would make once the scheduler exists; a scheduler of ours may have put its own there."""
     function = get_hash_fn_by_name("sha256")
     init_none_hash(function)
-    return get_request_block_hasher(hash_tokens, function)
+    factory = get_request_block_hasher
+    if not resolve_class(scheduler_class).__module__.startswith("vllm."):
+        factory = importlib.import_module("vllm.v1.engine.core").get_request_block_hasher
+    return factory(hash_tokens, function)

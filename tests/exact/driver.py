@@ -120,6 +120,14 @@ class Driver:
             self._aborts.setdefault(key, []).append(arrival.request_id)
         self._timed(self.scheduler.add_request, request)
 
+    def update_session(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        """The client of a resumable session sends another chunk."""
+        self._timed(self.scheduler.add_request, self.ledger.update(request_id, prompt, max_tokens))
+
+    def close_session(self, request_id: str) -> None:
+        """The client of a waiting session ends it."""
+        self._timed(self.scheduler.add_request, self.ledger.close(request_id))
+
     def abort(self, request_id: str) -> None:
         """The client of a request disconnects."""
         if self.ledger.abort(request_id):
@@ -195,7 +203,7 @@ class Driver:
                 self._due.setdefault(self.report.ticks + 1 + arrival.tick, []).append(arrival)
 
     def _note_progress(self, num_tokens: int) -> None:
-        busy = num_tokens or self._queue or not self.ledger.open_ids
+        busy = num_tokens or self._queue or not self.ledger.has_work
         self._idle_ticks = 0 if busy else self._idle_ticks + 1
         if self._idle_ticks > STALL_TICKS:
             raise ExactError("stalled", f"{STALL_TICKS} ticks without a token, open: {self.ledger.open_ids}")

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler_harness import Harness
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Account:
-    """One request's side of the books."""
+    """One request's side of the books.
+
+    A resumable session is answered chunk by chunk: `updates` are chunks that its client has sent and that wait for the
+    end of the one before, `is_waiting` says that it has nothing to do.
+    """
 
     arrival: Arrival
     answer: Answer | None
+    prompt: list[int]
     num_delivered: int = 0
+    updates: deque[tuple[list[int], int]] = field(default_factory=deque)
+    is_waiting: bool = False
     outcome: str | None = None
     was_scheduled: bool = False
 
@@ -53,14 +61,41 @@ class Ledger:
 
     def open(self, arrival: Arrival) -> Any:
         """Opens an account; returns the vLLM Request."""
-        make, max_model_len = self._harness.make_request, self._harness.knobs.max_model_len
+        max_model_len = self._harness.knobs.max_model_len
         answerable = not arrival.pooling and len(arrival.prompt) < max_model_len and not arrival.refused
         answer = arrival.answer(max_model_len, self._vocab) if answerable else None
-        self.accounts[arrival.request_id] = Account(arrival, answer)
+        self.accounts[arrival.request_id] = Account(arrival, answer, arrival.prompt)
         self.open_ids.add(arrival.request_id)
         if arrival.pooling:
             return self._harness.make_pooling_request(arrival.request_id, arrival.prompt)
-        return make(
+        return self._make_request(arrival)
+
+    def update(self, request_id: str, prompt: list[int], max_tokens: int) -> Any:
+        """The client of a session sends another chunk; returns the Request that carries it."""
+        account = self.accounts[request_id]
+        account.updates.append((prompt, max_tokens))
+        if account.is_waiting:
+            self._next_chunk(account)
+        return self._make_request(replace(account.arrival, prompt=prompt, max_tokens=max_tokens))
+
+    def close(self, request_id: str) -> Any:
+        """The client of a waiting session says that no more comes; returns the Request that says so."""
+        account = self.accounts[request_id]
+        account.outcome = "closed"
+        self.open_ids.discard(request_id)
+        return self._make_request(replace(account.arrival, extra={}))
+
+    def _next_chunk(self, account: Account) -> None:
+        prompt, max_tokens = account.updates.popleft()
+        assert account.answer is not None
+        account.prompt = [*account.prompt, *account.answer.tokens[:-1], *prompt]
+        account.arrival = replace(account.arrival, prompt=account.prompt, max_tokens=max_tokens)
+        account.answer = account.arrival.answer(self._harness.knobs.max_model_len, self._vocab)
+        account.num_delivered = 0
+        account.is_waiting = False
+
+    def _make_request(self, arrival: Arrival) -> Any:
+        return self._harness.make_request(
             arrival.request_id,
             arrival.prompt,
             arrival.max_tokens,
@@ -105,6 +140,11 @@ class Ledger:
         self.open_ids.discard(request_id)
         return True
 
+    @property
+    def has_work(self) -> bool:
+        """Whether some client waits for tokens."""
+        return any(not self.accounts[request_id].is_waiting for request_id in self.open_ids)
+
     def check_all_ended(self) -> None:
         """No client still waits."""
         if self.open_ids:
@@ -124,6 +164,11 @@ class Ledger:
             self._book_tokens(output, account, reason)
         if reason is None:
             return False
+        if self.is_session(request_id):
+            account.is_waiting = True
+            if account.updates:
+                self._next_chunk(account)
+            return False
         account.outcome = reason
         self.open_ids.discard(request_id)
         return True
@@ -131,7 +176,7 @@ class Ledger:
     def _book_prefill(self, output: Any, account: Account) -> None:
         stats = output.prefill_stats
         if stats is None:
-            if account.num_delivered == 0 and output.new_token_ids:
+            if account.num_delivered == 0 and output.new_token_ids and not self.is_session(output.request_id):
                 raise ExactError("stats", "first output without prefill_stats", request_id=output.request_id)
             return
         num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens

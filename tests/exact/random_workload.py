@@ -6,8 +6,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Reset, Workload, words
 from scheduler_harness import Group, Knobs
+
+from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Reset, Workload, words
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Row:
         drafts: tokens proposed after the last step, on the device.
         flight: what the scheduler has not yet been told of this request.
         last_step: number of the step that last ran this request.
+        sampled_step: number of the step that last sampled for this request.
         in_batch: whether it kept its place in the persistent batch since the step before (V1 runner).
     """
 
@@ -45,6 +46,7 @@ class Row:
     flight: Flight = field(default_factory=Flight)
     num_draft_scheduled: int = 0
     last_step: int = -1
+    sampled_step: int = -1_000
     in_batch: bool = False
     min_tokens: int = 0
     stop_ids: Collection[int] = ()

@@ -148,6 +148,7 @@ class V2Runner(ExactWorker):
         tokens = row.tokens[start:end]
         if end > prefill_tokens:
             if start + num_sure - 1 >= prefill_tokens:
+                self._check_cadence(row)
                 tokens.append(row.device_tokens[-1] if row.device_tokens else -1)
             tokens.extend(row.drafts[: len(told)])
         self.check_drafts(row, told)
@@ -161,3 +162,10 @@ class V2Runner(ExactWorker):
     def after_sample(self, item: Input, sampled: list[int]) -> None:
         if sampled:
             item.row.device_tokens = sampled
+            item.row.sampled_step = self.step
+
+    def _check_cadence(self, row: Row) -> None:
+        """A sampled token reaches the first pipeline stage only `pp_size` steps later."""
+        if 0 < self.step - row.sampled_step < self.knobs.pp_size:
+            message = f"decoded {self.step - row.sampled_step} steps after sampling, {self.knobs.pp_size} stages"
+            self.fault(ExactError("cadence", message, request_id=row.request_id))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from exact_worker import Report, run_scenario
 from exact.random_workload import Traffic, random_knobs, random_workload
+from exact_worker import Report, run_scenario
 from scheduler_harness import SCHEDULERS, Knobs, class_of
 
 pytestmark = pytest.mark.host_matrix

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypothesis strategies: a configuration and the traffic it must survive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+from scheduler_harness import Group, Knobs
+
+from exact.random_workload import pool_for
+from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Reset, Workload, words
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What one hypothesis example runs."""
+
+    knobs: Knobs
+    workload: Workload
+    draft_right: float
+
+
+@st.composite
+def shapes(draw: st.DrawFn, max_depth: int) -> Knobs:
+    """Everything but the pool, which depends on the traffic."""
+    block_tokens = draw(st.sampled_from([1, 2, 4, 8]))
+    window_tokens = draw(st.none() | st.integers(1, 20))
+    groups = [Group(block_tokens)]
+    if window_tokens is not None:
+        groups.append(Group(block_tokens, window_tokens))
+    runner = draw(st.sampled_from(["v1", "v2"]))
+    return Knobs(
+        groups=tuple(groups),
+        budget_tokens=draw(st.integers(4, 32)),
+        max_num_seqs=draw(st.integers(1, 8)),
+        max_model_len=draw(st.sampled_from([48, 512])),
+        runner=runner,
+        pipeline_depth=draw(st.integers(1, max_depth if runner == "v2" else min(2, max_depth))),
+        prefix_caching=draw(st.booleans()),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        num_spec_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+    )
+
+
+@st.composite
+def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
+    """One session: each turn re-sends the history."""
+    prompt = words(draw(st.integers(0, 2)), draw(st.integers(0, 20)))
+    salt = draw(st.sampled_from([None, None, "a"]))
+    arrivals: list[Arrival] = []
+    for turn in range(draw(st.integers(1, 3))):
+        prompt = prompt + words(100 * session + turn + 10, draw(st.integers(1, 16)))
+        if len(prompt) >= knobs.max_model_len - 1:
+            break
+        arrival = Arrival(
+            tick=draw(st.integers(0, 12)),
+            request_id=f"s{session}.{turn}",
+            prompt=prompt,
+            max_tokens=draw(st.integers(1, 16)),
+            priority=draw(st.integers(0, 2)) if knobs.policy == "priority" else 0,
+            cache_salt=salt,
+            after=arrivals[-1].request_id if arrivals else None,
+            abort_tick=draw(st.none() | st.none() | st.integers(0, 20)),
+            abort_phase=draw(st.sampled_from([BEFORE_SCHEDULE, BEFORE_UPDATE])),
+        )
+        tokens = arrival.answer(knobs.max_model_len).tokens
+        stop = draw(st.none() | st.integers(0, len(tokens) - 1))
+        if stop is not None:
+            if draw(st.booleans()):
+                arrival.eos_token_id = tokens[stop]
+            else:
+                arrival.stop_token_ids = (tokens[stop],)
+            arrival.min_tokens = draw(st.integers(0, arrival.max_tokens))
+        arrivals.append(arrival)
+        prompt = prompt + list(arrival.answer(knobs.max_model_len).tokens)
+    return arrivals
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, max_depth: int = 2, resets: bool = True) -> Scenario:
+    """A configuration, its traffic, and a pool that barely or amply fits the largest request."""
+    knobs = draw(shapes(max_depth))
+    sessions = [draw(turns(session, knobs)) for session in range(draw(st.integers(1, 6)))]
+    arrivals = [arrival for session in sessions for arrival in session]
+    events = st.builds(Reset, st.integers(0, 40), st.booleans())
+    workload = Workload(arrivals, draw(st.lists(events, max_size=2)) if resets else [], seed=draw(st.integers(0, 99)))
+    spare = draw(st.sampled_from([0, 1, 4, 30]))
+    knobs = replace(knobs, num_blocks=pool_for(knobs, workload) + spare)
+    return Scenario(knobs, workload, draw(st.sampled_from([0.0, 0.6, 1.0])))

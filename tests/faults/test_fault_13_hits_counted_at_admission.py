@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fault 13 (vllm #43736, #25780): hits are counted at each lookup, and recomputation counts as hits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from exact.timeline import Timeline
+from exact.workload import words
+from scheduler_harness import Group, Knobs
+
+pytestmark = pytest.mark.host_matrix
+
+
+class CountingTimeline(Timeline):
+    """Adds up the prefix cache statistics that the scheduler hands out."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.cache_counts: dict[str, int] = {}
+
+    def _note_outputs(self, outputs: Any) -> Any:
+        for batch in outputs.values():
+            if batch.scheduler_stats is not None:
+                for name in (
+                    "requests",
+                    "queries",
+                    "hits",
+                    "preempted_requests",
+                    "preempted_queries",
+                    "preempted_hits",
+                ):
+                    value = getattr(batch.scheduler_stats.prefix_cache_stats, name)
+                    self.cache_counts[name] = self.cache_counts.get(name, 0) + value
+        return super()._note_outputs(outputs)
+
+
+@pytest.mark.parametrize(("runner", "depth"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)])
+def test_a_request_that_waits_counts_once(scheduler: str, runner: str, depth: int) -> None:
+    knobs = Knobs(groups=(Group(4),), num_blocks=16, budget_tokens=64, runner=runner, pipeline_depth=depth)
+    run = CountingTimeline(scheduler, knobs)
+    shared = words(1, 12)
+    run.submit("r0", shared + words(2, 1), 24)
+    run.ticks(3)
+    run.submit("r2", shared + words(3, 29), 2)
+    run.ticks(10)
+    assert "r2" not in run.computed, "r2 waits for memory"
+    run.finish()
+    assert run.cached["r2"] == 12
+    assert run.cache_counts["requests"] == 2
+    assert run.cache_counts["queries"] == 13 + 41
+    assert run.cache_counts["hits"] == 12
+    assert run.cache_counts["preempted_requests"] == 0
+
+
+@pytest.mark.parametrize(("runner", "depth"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)])
+def test_recomputation_has_its_own_counter(scheduler: str, runner: str, depth: int) -> None:
+    knobs = Knobs(groups=(Group(4),), num_blocks=12, budget_tokens=64, runner=runner, pipeline_depth=depth)
+    run = CountingTimeline(scheduler, knobs)
+    run.submit("r1", 17, 14)
+    run.submit("r3", 13, 14)
+    run.finish()
+    num_preempted = sum(run.preempted.values())
+    assert num_preempted > 0
+    assert run.cache_counts["requests"] == 2
+    assert run.cache_counts["queries"] == 17 + 13
+    assert run.cache_counts["hits"] == 0
+    assert run.cache_counts["preempted_requests"] == num_preempted

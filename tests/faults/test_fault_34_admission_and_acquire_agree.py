@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fault 34 (tokenspeed PR 562, 249): admission counts memory as free that the acquire then does not get."""
+
+from __future__ import annotations
+
+import pytest
+from exact.timeline import Timeline
+from scheduler_harness import Group, Knobs
+
+pytestmark = pytest.mark.host_matrix
+
+GROUPS = {"full": (Group(4),), "windowed": (Group(4), Group(4, 6))}
+
+
+def blocks_for(groups: tuple[Group, ...], num_tokens: int) -> int:
+    return sum(-(-num_tokens // group.block_tokens) for group in groups)
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("prompt_tokens", range(1, 26))
+def test_a_pool_of_exactly_the_need_is_enough(scheduler: str, groups: tuple[Group, ...], prompt_tokens: int) -> None:
+    """Every boundary: the request runs at once, to its end, without a preemption and without a refusal."""
+    num_blocks = blocks_for(groups, prompt_tokens + 4)
+    run = Timeline(scheduler, Knobs(groups=groups, num_blocks=num_blocks, budget_tokens=64, max_model_len=64))
+    run.submit("r", prompt_tokens, 4)
+    run.tick()
+    assert run.scheduled_ticks("r") == [0]
+    run.finish(40)
+    assert not run.preempted
+
+
+@pytest.mark.parametrize("prompt_tokens", range(1, 26))
+@pytest.mark.parametrize("missing_blocks", [0, 1])
+def test_two_are_admitted_together_only_when_both_prompts_fit(
+    scheduler: str, prompt_tokens: int, missing_blocks: int
+) -> None:
+    groups = GROUPS["full"]
+    num_blocks = 2 * blocks_for(groups, prompt_tokens) - missing_blocks
+    alone = blocks_for(groups, prompt_tokens + 1)
+    run = Timeline(
+        scheduler, Knobs(groups=groups, num_blocks=max(num_blocks, alone), budget_tokens=64, max_model_len=64)
+    )
+    run.submit("r1", prompt_tokens, 1)
+    run.submit("r2", prompt_tokens, 1)
+    run.tick()
+    together = max(num_blocks, alone) >= 2 * blocks_for(groups, prompt_tokens)
+    assert ("r2" in run.computed) == together
+    run.finish(40)
+    assert not run.preempted

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypothesis looks for agentic traffic that makes a scheduler give a wrong, lost or doubled token, or leak."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from exact.strategies import Scenario, scenarios
+from exact_worker import run_scenario
+from hypothesis import HealthCheck, given, settings
+from scheduler_harness import SCHEDULERS, class_of
+
+pytestmark = pytest.mark.host_matrix
+
+NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
+relaxed = settings(
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def check(scheduler: str, scenario: Scenario) -> None:
+    path = class_of(scheduler, scenario.knobs)
+    run_scenario(path, scenario.knobs, scenario.workload, draft_right=scenario.draft_right, max_ticks=5_000)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@relaxed
+@given(scenario=scenarios(max_depth=2))
+def test_random_traffic(scheduler: str, scenario: Scenario) -> None:
+    check(scheduler, scenario)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@relaxed
+@given(scenario=scenarios(max_depth=4))
+def test_random_traffic_through_a_pipeline(scheduler: str, scenario: Scenario) -> None:
+    check(scheduler, scenario)
