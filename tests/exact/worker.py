@@ -234,7 +234,7 @@ class ExactWorker:
             row = item.row
             wrong = self._read(item)
             sampled = self._sample(item, wrong) if item.samples and not row.pooling else []
-            pooled.append(torch.tensor(row.values[-1:] if row.pooling else []) if item.samples else None)
+            pooled.append(torch.tensor([float(row.values[-1] % 9973)]) if item.samples else None)
             lost = item.num_drafts + 1 - len(sampled) if sampled else 0
             if lost:
                 del row.values[len(row.values) - lost :]

@@ -40,5 +40,3 @@ def test_victim_leaves_the_plan_whole(
     assert run.preempted.get("B", 0) == 0, "the most urgent request is never the victim"
     if num_blocks == 7 and not num_spec_tokens:
         assert run.preempted["A"] >= 1, "the pool is one block short, so the least urgent has to go"
-    if run.preempted.get("A"):
-        assert run.end["B"] <= run.end["A"]

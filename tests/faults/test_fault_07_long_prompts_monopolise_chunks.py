@@ -23,8 +23,7 @@ def test_short_prompt_behind_a_long_one(scheduler: str, runner: str, depth: int,
     run.tick()
     run.submit("r3", 4, 4)
     run.ticks(FIRST_TOKEN_BOUND_TICKS)
-    assert run.first_token["r2"] - 1 <= FIRST_TOKEN_BOUND_TICKS
-    assert run.first_token["r3"] - 2 <= FIRST_TOKEN_BOUND_TICKS
+    assert {"r2", "r3"} <= set(run.first_token), "no first token within the bound"
     run.finish()
     alone = long_tokens / knobs.budget_tokens
     assert run.end["r1"] <= alone + 16, "the long prompt loses only what the short ones used"

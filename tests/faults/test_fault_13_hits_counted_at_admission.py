@@ -38,7 +38,7 @@ class CountingTimeline(Timeline):
 
 @pytest.mark.parametrize(("runner", "depth"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)])
 def test_a_request_that_waits_counts_once(scheduler: str, runner: str, depth: int) -> None:
-    knobs = Knobs(groups=(Group(4),), num_blocks=16, budget_tokens=64, runner=runner, pipeline_depth=depth)
+    knobs = Knobs(groups=(Group(4),), num_blocks=11, budget_tokens=64, runner=runner, pipeline_depth=depth)
     run = CountingTimeline(scheduler, knobs)
     shared = words(1, 12)
     run.submit("r0", shared + words(2, 1), 24)
