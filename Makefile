@@ -109,10 +109,10 @@ sanitize: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests under 
 	ctest --test-dir $(CPP_BUILD)-sanitize --output-on-failure -j $(BUILD_JOBS)
 
 py-test: build gemma  ## Python tests on vLLM 0.32, real models included
-	$(PY) -m pytest -n $(PYTEST_WORKERS)
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
 py-test-033: build host-033  ## Tests that drive a scheduler, on the files of vLLM 0.33
-	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) -m host_matrix
+	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m host_matrix
 
 clean:  ## Remove the builds; .venv and .cache stay
 	rm -rf build dist

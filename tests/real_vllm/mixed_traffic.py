@@ -8,12 +8,13 @@ from real_vllm.scenario import PromptRequest
 
 NUM_PREFIXES = 4
 ARRIVALS_PER_STEP = 3
+SHORT_PROMPT_TOKENS = 32
 
 
 def mixed_requests(
     num_requests: int, seed: int, vocabulary_tokens: int, max_prompt_tokens: int, max_new_tokens: int
 ) -> tuple[PromptRequest, ...]:
-    """Requests of which half share one of four long prefixes, one in eight repeats an earlier prompt, one in six is aborted.
+    """A quarter short prompts, a quarter long ones, the rest on one of four long prefixes or repeats; one in six is aborted.
 
     Args:
         num_requests: how many.
@@ -35,7 +36,7 @@ def mixed_requests(
         elif index % 2:
             prompt = draw.choice(prefixes) + text(draw.randint(1, max_prompt_tokens // 3))
         else:
-            prompt = text(draw.randint(1, max_prompt_tokens))
+            prompt = text(draw.randint(1, max_prompt_tokens if index % 4 else SHORT_PROMPT_TOKENS))
         max_tokens = draw.randint(1, max_new_tokens)
         abort_after = draw.randrange(max_tokens) if index % 6 == 5 else None
         requests.append(PromptRequest(prompt, max_tokens, index // ARRIVALS_PER_STEP, abort_after))

@@ -22,8 +22,10 @@ BOS_AND_PAD_ID, UNKNOWN_ID, EOS_ID = 0, 1, 2
 FIRST_TEXT_ID = 3
 SLIDING_WINDOW_TOKENS = 128
 
-_WEIGHT_STD = 0.08
-_NORM_SPREAD = 0.2
+# Small embeddings under large matrices: otherwise the last token outweighs everything that attention brings in.
+_EMBEDDING_STD = 0.02
+_MATRIX_STD = 0.12
+_SPREAD = 0.2
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 
 
@@ -66,19 +68,17 @@ def _build(name: str, target: Path) -> None:
     torch.manual_seed(int.from_bytes(name.encode()[:7], "big"))
     model = AutoModelForCausalLM.from_config(_CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, _WEIGHT_STD)
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("norm.weight"):
+                # Gemma stores the weight of a norm as its distance from one.
+                parameter.uniform_(-_SPREAD, _SPREAD).add_(0.0 if name == "gemma3" else 1.0)
+            elif parameter.dim() == 1:
+                parameter.uniform_(-_SPREAD, _SPREAD)
             else:
-                parameter.uniform_(-_NORM_SPREAD, _NORM_SPREAD).add_(0.0 if _starts_at_zero(name, parameter) else 1.0)
+                parameter.normal_(0.0, _EMBEDDING_STD if "embed" in parameter_name else _MATRIX_STD)
     model.save_pretrained(partial)
     _tokenizer().save_pretrained(partial)
     partial.rename(target)
-
-
-def _starts_at_zero(name: str, parameter: Any) -> bool:
-    """Whether vectors of this model are offsets: Gemma adds one to its norm weights, biases start at zero."""
-    return name == "gemma3" or bool(parameter.abs().max() == 0)
 
 
 def _tokenizer() -> Any:
@@ -169,7 +169,7 @@ def _sliding_and_full_moe() -> Any:
     from transformers import GptOssConfig
 
     return GptOssConfig(
-        **{**_shared_settings(4), "head_dim": 64, "intermediate_size": 128},
+        **{**_shared_settings(4), "head_dim": 64, "intermediate_size": 128, "tie_word_embeddings": False},
         num_local_experts=8,
         num_experts_per_tok=2,
         sliding_window=SLIDING_WINDOW_TOKENS,
