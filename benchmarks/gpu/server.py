@@ -84,10 +84,10 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], base: str, log_file: P
 def _roles(server_pid: int) -> dict[str, list[psutil.Process]]:
     """Return the server's processes by what they do."""
     api = psutil.Process(server_pid)
-    roles: dict[str, list[psutil.Process]] = {"API process": [api], "engine core": [], "others": []}
+    roles: dict[str, list[psutil.Process]] = {"API process": [api], "engine core": [], "workers and helpers": []}
     for child in api.children(recursive=True):
         is_core = "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
-        roles["engine core" if is_core else "others"].append(child)
+        roles["engine core" if is_core else "workers and helpers"].append(child)
     return roles
 
 
