@@ -56,4 +56,4 @@ class RowTiles:
 
 def plan_words(groups: int, num_requests: int) -> int:
     """32-bit words of a split plan; `PlanView` and `plan_kernel` in csrc lay it out."""
-    return 4 * groups + 3 * num_requests + 1
+    return 5 * groups + 3 * num_requests + 1

@@ -62,6 +62,20 @@ class DecodeParams(ctypes.Structure):
     ]
 
 
+class PlanParams(ctypes.Structure):
+    """What the plan kernel reads and writes."""
+
+    _fields_ = [
+        ("seq_lens", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("plan", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("num_requests", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
+        ("page_shift", ctypes.c_int32),
+    ]
+
+
 class MlaLibrary:
     """A loaded library whose parameter block has the size this file describes.
 
@@ -72,20 +86,14 @@ class MlaLibrary:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
         self._library.tokenspeed_mla_error.restype = ctypes.c_char_p
-        self._library.tokenspeed_mla_plan.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_void_p,
-        ]
+        self._library.tokenspeed_mla_plan.argtypes = [ctypes.POINTER(PlanParams), ctypes.c_void_p]
         self._library.tokenspeed_mla_decode.argtypes = [ctypes.POINTER(DecodeParams), ctypes.c_void_p]
         built, described = self._library.tokenspeed_mla_params_bytes(), ctypes.sizeof(DecodeParams)
         if built != described:
             raise RuntimeError(f"{path}: DecodeParams has {built} bytes there and {described} here; rebuild the library")
 
-    def plan(self, seq_lens: int, plan: int, num_requests: int, groups: int, stream: int) -> None:
-        self._check(self._library.tokenspeed_mla_plan(seq_lens, plan, num_requests, groups, stream))
+    def plan(self, params: PlanParams, stream: int) -> None:
+        self._check(self._library.tokenspeed_mla_plan(ctypes.byref(params), stream))
 
     def decode(self, params: DecodeParams, stream: int) -> None:
         self._check(self._library.tokenspeed_mla_decode(ctypes.byref(params), stream))

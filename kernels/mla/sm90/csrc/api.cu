@@ -117,9 +117,9 @@ const char* tokenspeed_mla_error() { return tokenspeed::mla::error_message; }
 
 int tokenspeed_mla_params_bytes() { return sizeof(tokenspeed::mla::DecodeParams); }
 
-int tokenspeed_mla_plan(const int32_t* seq_lens, int32_t* plan, int num_requests, int groups, void* stream) {
+int tokenspeed_mla_plan(const tokenspeed::mla::PlanParams* params, void* stream) {
   using namespace tokenspeed::mla;
-  plan_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(seq_lens, plan, num_requests, groups);
+  plan_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(*params);
   return check("plan kernel", cudaGetLastError());
 }
 

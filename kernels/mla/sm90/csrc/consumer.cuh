@@ -38,39 +38,34 @@ class Consumer {
         c_(threadIdx.x & 3),
         scale_(p.softmax_scale * 1.4426950408889634f) {}
 
-  // The first round is a rehearsal on whatever shared memory holds, while the first KV tile is on its way: it brings
-  // the code of the tile and of the epilogue into the instruction caches. It waits for nothing and releases nothing.
   __device__ void run(Span span) {
-    const Merger<kRows> merger(p_, place_, generic_);
-    int pending[2] = {-1, -1};
-    int unit = 0;
-    bool more = span.begin();
-    for (int item = -1; item < 0 || more; ++item) {
-      rehearsal_ = item < 0;
-      const int tiles = rehearsal_ ? 2 : span.num_tiles;
-      seq_len_ = rehearsal_ ? 0 : span.seq_len;
+    SharedRequest head, tail;  // requests that this block shares with later and with earlier groups
+    int unit = 0, item = 0;
+    for (bool more = span.begin(); more; more = span.next(p_), ++item) {
+      seq_len_ = span.seq_len;
       const QuerySpan query(p_, place_, span.request);
+      SharedRequest shared;
+      if (!span.whole) shared.open(p_, place_, span.request);
       clear();
-      if (!rehearsal_) ptx::barrier_wait(shared_.query_full(), item & 1);
+      ptx::barrier_wait(shared_.query_full(), item & 1);
 #pragma unroll 1
-      for (int t = L::kAlternate ? group_ : 0; t < tiles; t += L::kAlternate ? 2 : 1) {
-        tile(query, rehearsal_ ? 0 : (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
-        if (rehearsal_) break;
-      }
-      finish(span, query);
-      if (rehearsal_) continue;
-      if (!span.whole) {
-        merger.signal(span.request);
-        pending[span.first_tile == 0 ? 1 : 0] = span.request;
+      for (int t = L::kAlternate ? group_ : 0; t < span.num_tiles; t += L::kAlternate ? 2 : 1) {
+        tile(query, (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
       }
       unit += span.num_tiles * kTileUnits;
-      more = span.next(p_);
+      finish(span, query);
+      if (span.whole) continue;
+      sync_both();
+      if (threadIdx.x == 0) shared.arrive(p_, place_);
+      if (span.first_tile == 0) {
+        head = shared;
+      } else {
+        tail = shared;
+      }
     }
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      const int request = i == 0 ? pending[0] : pending[1];
-      if (request >= 0) merger.merge(request);
-    }
+    const Merger<kRows> merger(p_, place_, generic_);
+    if (tail.request >= 0) merger.merge(tail);
+    if (head.request >= 0) merger.merge(head);
   }
 
  private:
@@ -102,7 +97,7 @@ class Consumer {
     if (!L::kAlternate) sync_group();  // one probability buffer: the last tile's products have read it
     float sums[kColumns];
     if (!empty_) store_probabilities(scores, sums, buffer);
-    if (first_token + kTileTokens > seq_len_ && !rehearsal_) clear_values(seq_len_ - first_token, unit);
+    if (first_token + kTileTokens > seq_len_) clear_values(seq_len_ - first_token, unit);
     ptx::fence_async();
     sync_group();
     if (raise_maximum(buffer)) {
@@ -119,7 +114,7 @@ class Consumer {
     const uint32_t query = shared_.query() + (L::kAlternate ? 0 : group_ * kGroupRows * 128);
 #pragma unroll
     for (int u = 0; u < kTileUnits; ++u) {
-      if (!rehearsal_) ptx::barrier_wait(shared_.full(unit + u), shared_.phase(unit + u));
+      ptx::barrier_wait(shared_.full(unit + u), shared_.phase(unit + u));
       ptx::mma_fence();
       const uint64_t keys = ptx::operand_descriptor(shared_.unit(unit + u));
       const uint64_t queries = ptx::operand_descriptor(query + u * kUnitBlocks * kRows * 128);
@@ -248,30 +243,41 @@ class Consumer {
   }
 
   __device__ void release(int unit) {
-    if ((threadIdx.x & 31) == 0 && !rehearsal_) ptx::barrier_arrive(shared_.empty(unit));
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.empty(unit));
   }
 
   // Joins the warpgroups' halves, normalizes and writes O and LSE, whole or as a partial of the merge.
   __device__ void finish(const Span& span, const QuerySpan& query) {
-    float lse[kColumns];
-    join_sums(lse);
-    if (L::kAlternate) {
-      join_outputs();
-      ptx::fence_async();
-      sync_both();
-    }
-    if ((threadIdx.x & 31) == 0 && !rehearsal_) ptx::barrier_arrive(shared_.query_empty());
-    if (span.whole && !rehearsal_) {
-      write_whole(query, lse);
+    float lse[kColumns], factor[kColumns];
+    join_sums(lse, factor);
+    if constexpr (L::kAlternate) {
+      if (group_ == 0) {
+        exchange_halves<0>(factor);
+        if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
+        release_query();
+        write<0, kLatentBlocks / 2>(span, query, lse, factor);
+      } else {
+        exchange_halves<kLatentBlocks / 2>(factor);
+        if (span.left > span.num_tiles) ptx::fence_async();
+        release_query();
+        write<kLatentBlocks / 2, kLatentBlocks / 2>(span, query, lse, factor);
+      }
     } else {
-      write_partial(span.first_tile == 0 ? 1 : 0, lse);
+      release_query();
+      write<0, kLatentBlocks>(span, query, lse, factor);
     }
   }
 
-  // Row sums and the joint maximum; scales O so that the warpgroups' O add up to the normalized output.
-  __device__ void join_sums(float (&lse)[kColumns]) {
-    float* reduce = reinterpret_cast<float*>(reduce_ + group_ * kGroupRows);
-    sync_both();
+  __device__ void release_query() {
+    if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.query_empty());
+  }
+
+  // Row sums and the joint maximum; `factor` makes the warpgroups' O add up to the normalized output.
+  __device__ void join_sums(float (&lse)[kColumns], float (&factor)[kColumns]) {
+    const int buffer = parity_;  // the tile before the last wrote here, so its readers are done
+    parity_ ^= 1;
+    float* reduce = reinterpret_cast<float*>(reduce_ + (L::kAlternate ? group_ : buffer * 2 + group_) * kGroupRows);
+    if (L::kAlternate) sync_both();
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       float value = sum_[i];
@@ -283,10 +289,14 @@ class Consumer {
         if (L::kAlternate && warp_ == 0) state_[group_ * kGroupRows + column(i)] = max_[i];
       }
     }
-    sync_both();
+    if (L::kAlternate) {
+      sync_both();
+    } else {
+      sync_group();
+    }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const float4 own = reduce_[group_ * kGroupRows + column(i)];
+      const float4 own = *reinterpret_cast<const float4*>(reduce + column(i) * 4);
       float total = own.x + own.y + own.z + own.w;
       float top = max_[i];
       if (L::kAlternate) {
@@ -299,39 +309,68 @@ class Consumer {
       }
       const bool none = !(total > 0.0f);
       lse[i] = none ? -INFINITY : top + ptx::log2_fast(total);
-      const float factor = none ? 0.0f : __fdividef(ptx::exp2_fast(max_[i] - top), total);
-      const int low = 4 * (i / 2) + (i & 1);
-#pragma unroll
-      for (int m = 0; m < kLatentBlocks; ++m) {
-        out_[m][low] *= factor;
-        out_[m][low + 2] *= factor;
-      }
+      factor[i] = none ? 0.0f : __fdividef(ptx::exp2_fast(max_[i] - top), total);
     }
   }
 
-  // Warpgroup 0 ends with the sums of the lower latent half, warpgroup 1 with those of the upper half. They meet in
-  // the query rows' memory, free once all scores of an item are done.
-  __device__ void join_outputs() {
-    const int stride = rehearsal_ ? 0 : 128;
-    float* exchange = reinterpret_cast<float*>(generic_ + (rehearsal_ ? own_probs() : L::kQueryOffset)) + thread_;
+  __device__ float4 scaled(int m, int j, const float (&factor)[kColumns]) const {
+    return make_float4(out_[m][4 * j] * factor[2 * j], out_[m][4 * j + 1] * factor[2 * j + 1],
+                       out_[m][4 * j + 2] * factor[2 * j], out_[m][4 * j + 3] * factor[2 * j + 1]);
+  }
+
+  __device__ void take(int m, int j, const float (&factor)[kColumns], const float4& other) {
+    const float4 own = scaled(m, j, factor);
+    out_[m][4 * j] = own.x + other.x;
+    out_[m][4 * j + 1] = own.y + other.y;
+    out_[m][4 * j + 2] = own.z + other.z;
+    out_[m][4 * j + 3] = own.w + other.w;
+  }
+
+  // The warpgroup that owns latent blocks from kMine on ends with the sums of both there. The halves meet in the
+  // query rows' memory, free once all scores of an item are done. A thread of warpgroup 0 puts its half of the other's
+  // blocks where it has just taken what it needed.
+  template <int kMine>
+  __device__ void exchange_halves(float (&factor)[kColumns]) {
+    constexpr int kTheirs = kLatentBlocks / 2 - kMine, kPieces = kFragment / 4;
+    float4* box = reinterpret_cast<float4*>(generic_ + L::kQueryOffset) + thread_;
+    if constexpr (kMine != 0) {
 #pragma unroll
-    for (int owner = 0; owner < 2; ++owner) {
+      for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i)
+        box[i * 128] = scaled(kTheirs + i / kPieces, i % kPieces, factor);
+    }
+    sync_both();
+    if constexpr (kMine == 0) {
 #pragma unroll
-      for (int i = 0; i < kLatentBlocks / 2 * kFragment; ++i) {
-        const int m = owner * kLatentBlocks / 2 + i / kFragment;
-        if (group_ != owner) exchange[i * stride] = out_[m][i % kFragment];
+      for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i) {
+        const float4 other = box[i * 128];
+        box[i * 128] = scaled(kTheirs + i / kPieces, i % kPieces, factor);
+        take(kMine + i / kPieces, i % kPieces, factor, other);
       }
-      sync_both();
+    }
+    sync_both();
+    if constexpr (kMine != 0) {
 #pragma unroll
-      for (int i = 0; i < kLatentBlocks / 2 * kFragment; ++i) {
-        const int m = owner * kLatentBlocks / 2 + i / kFragment;
-        if (group_ == owner) out_[m][i % kFragment] += exchange[i * stride];
-      }
-      if (owner == 0) sync_both();
+      for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i)
+        take(kMine + i / kPieces, i % kPieces, factor, box[i * 128]);
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) factor[i] = 1.0f;
+  }
+
+  // Latent blocks [kFirst, kFirst + kCount).
+  template <int kFirst, int kCount>
+  __device__ void write(const Span& span, const QuerySpan& query, const float (&lse)[kColumns],
+                        const float (&factor)[kColumns]) {
+    if (span.whole) {
+      write_whole<kFirst, kCount>(query, lse, factor);
+    } else {
+      const int slot = (2 * place_.group + (span.first_tile == 0 ? 1 : 0)) * p_.head_tiles * p_.token_tiles;
+      write_partial<kFirst, kCount>(slot + place_.row_tile, lse, factor);
     }
   }
 
-  __device__ void write_whole(const QuerySpan& query, const float (&lse)[kColumns]) {
+  template <int kFirst, int kCount>
+  __device__ void write_whole(const QuerySpan& query, const float (&lse)[kColumns], const float (&factor)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const RowTarget<kRows> target(p_, place_, query, map_, row(i));
@@ -339,48 +378,28 @@ class Consumer {
       __nv_bfloat16* out = target.out + warp_ * 16 + g_;
       const int low = 4 * (i / 2) + (i & 1);
 #pragma unroll
-      for (int m = 0; m < kLatentBlocks; ++m) {
-        if (L::kAlternate && m / (kLatentBlocks / 2) != group_) continue;
-        out[m * 64] = __float2bfloat16(out_[m][low]);
-        out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2]);
+      for (int m = kFirst; m < kFirst + kCount; ++m) {
+        out[m * 64] = __float2bfloat16(out_[m][low] * factor[i]);
+        out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2] * factor[i]);
       }
-      if (writes_lse()) *target.lse = lse[i] * kLn2;
+      if (kFirst == 0 && g_ == 0 && warp_ == 0) *target.lse = lse[i] * kLn2;
     }
   }
 
-  // In fragment order (merge.cuh), so that stores coalesce. The rehearsal writes to shared memory.
-  __device__ void write_partial(int part_of_span, const float (&lse)[kColumns]) {
-    const int64_t slot =
-        (2 * place_.group + part_of_span) * int64_t{p_.head_tiles} * p_.token_tiles + place_.row_tile;
-    const int stride = rehearsal_ ? 0 : 128;
-    float4* out = rehearsal_ ? reinterpret_cast<float4*>(generic_ + own_probs())
-                             : reinterpret_cast<float4*>(p_.partial_out) + slot * FragmentIndex<kRows>::kTotal;
-    out += thread_;
-    if (L::kAlternate) {
+  // In fragment order (merge.cuh), so that stores coalesce.
+  template <int kFirst, int kCount>
+  __device__ void write_partial(int slot, const float (&lse)[kColumns], const float (&factor)[kColumns]) {
+    constexpr int kPieces = kFragment / 4;
+    float4* out = reinterpret_cast<float4*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal + thread_;
+    if (!L::kAlternate) out += group_ * kLatentBlocks * kPieces * 128;
 #pragma unroll
-      for (int i = 0; i < kLatentBlocks / 2 * kFragment / 4; ++i) {
-        const int m = i / (kFragment / 4), j = i % (kFragment / 4), n = m + kLatentBlocks / 2;
-        const bool upper = group_ == 1;
-        out[(i + (upper ? kLatentBlocks / 2 * kFragment / 4 : 0)) * stride] =
-            make_float4(upper ? out_[n][4 * j] : out_[m][4 * j], upper ? out_[n][4 * j + 1] : out_[m][4 * j + 1],
-                        upper ? out_[n][4 * j + 2] : out_[m][4 * j + 2], upper ? out_[n][4 * j + 3] : out_[m][4 * j + 3]);
-      }
-    } else {
+    for (int i = 0; i < kCount * kPieces; ++i)
+      out[(kFirst * kPieces + i) * 128] = scaled(kFirst + i / kPieces, i % kPieces, factor);
+    if (kFirst == 0 && g_ == 0 && warp_ == 0) {
 #pragma unroll
-      for (int i = 0; i < kLatentBlocks * kFragment / 4; ++i) {
-        const int m = i / (kFragment / 4), j = i % (kFragment / 4);
-        out[(group_ * kLatentBlocks * kFragment / 4 + i) * stride] =
-            make_float4(out_[m][4 * j], out_[m][4 * j + 1], out_[m][4 * j + 2], out_[m][4 * j + 3]);
-      }
-    }
-    if (writes_lse() && !rehearsal_) {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) p_.partial_lse[slot * kRows + row(i)] = lse[i];
+      for (int i = 0; i < kColumns; ++i) p_.partial_lse[int64_t{slot} * kRows + row(i)] = lse[i];
     }
   }
-
-  __device__ int own_probs() const { return L::kProbOffset + group_ * L::kProbBuffers * L::kProbBytes; }
-  __device__ bool writes_lse() const { return g_ == 0 && warp_ == 0 && (!L::kAlternate || group_ == 0); }
 
   const DecodeParams& p_;
   const SharedMap<kRows>& shared_;
@@ -394,7 +413,7 @@ class Consumer {
   float out_[kLatentBlocks][kFragment];
   float max_[kColumns], sum_[kColumns];
   int seq_len_ = 0, parity_ = 0;
-  bool empty_ = true, rehearsal_ = true;
+  bool empty_ = true;
 };
 
 }  // namespace tokenspeed::mla

@@ -7,14 +7,18 @@
 
 namespace tokenspeed::mla {
 
+// By the lanes of one warp.
 template <int kRows>
 __device__ void init_barriers(const SharedMap<kRows>& shared) {
-  for (int i = 0; i < Layout<kRows>::kUnits; ++i) {
-    ptx::barrier_init(shared.full(i), 1);
-    ptx::barrier_init(shared.empty(i), Layout<kRows>::kAlternate ? 4 : 8);  // the warps that read the unit
+  constexpr int kUnits = Layout<kRows>::kUnits;
+  const int lane = threadIdx.x & 31;
+  if (lane < kUnits) {
+    ptx::barrier_init(shared.full(lane), 1);
+    ptx::barrier_init(shared.empty(lane), Layout<kRows>::kAlternate ? 4 : 8);  // the warps that read the unit
+  } else if (lane == kUnits) {
+    ptx::barrier_init(shared.query_full(), 1);
+    ptx::barrier_init(shared.query_empty(), 8);
   }
-  ptx::barrier_init(shared.query_full(), 1);
-  ptx::barrier_init(shared.query_empty(), 8);
   ptx::fence_barrier_init();
 }
 
@@ -26,8 +30,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const SharedMap<kRows> shared{ptx::shared_address(generic)};
   const Place place(p);
   constexpr int kFirstIdle = kConsumerThreads + 32;
-  if (threadIdx.x == kConsumerThreads) init_barriers<kRows>(shared);
-  if (threadIdx.x == kFirstIdle) {
+  if (threadIdx.x / 32 == kConsumerThreads / 32) init_barriers<kRows>(shared);
+  if (threadIdx.x == 0) {
     ptx::prefetch_map(&q_nope);
     ptx::prefetch_map(&q_rope);
     ptx::prefetch_map(&kv);

@@ -66,7 +66,7 @@ struct DecodeParams {
   const int32_t* plan;          // written by the plan kernel
   float* partial_out;           // [2 * groups, row_tiles, rows * 512]
   float* partial_lse;           // [2 * groups, row_tiles, rows], base 2
-  int32_t* counters;            // [requests, row_tiles, 2] zero before and after every launch
+  int32_t* counters;            // [requests, row_tiles, 4], zero at first; see SharedRequest
   int64_t q_nope_token_stride, q_nope_head_stride;  // elements
   int64_t q_rope_token_stride, q_rope_head_stride;
   int64_t kv_page_stride, kv_token_stride;
@@ -91,6 +91,7 @@ struct PlanView {
   Word* group_tile;     // [groups] tile of that request
   Word* group_tiles;    // [groups] tiles to do
   Word* group_seq_len;  // [groups] length of that request
+  Word* group_page;     // [groups] page of the first tile, when a page holds whole tiles
   Word* first_group;    // [requests]
   Word* last_group;     // [requests] -1: the request has no tokens
   Word* tile_start;     // [requests + 1] tiles before a request
@@ -100,7 +101,8 @@ struct PlanView {
         group_tile(plan + groups),
         group_tiles(plan + 2 * groups),
         group_seq_len(plan + 3 * groups),
-        first_group(plan + 4 * groups),
+        group_page(plan + 4 * groups),
+        first_group(plan + 5 * groups),
         last_group(first_group + num_requests),
         tile_start(last_group + num_requests) {}
 };

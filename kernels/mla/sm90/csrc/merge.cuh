@@ -7,10 +7,6 @@
 
 namespace tokenspeed::mla {
 
-__device__ inline int64_t partial_slot(int first_group, int split) {
-  return split == 0 ? 2 * first_group + 1 : 2 * (first_group + split);
-}
-
 // Partials lie in fragment order: [warpgroup part][latent block][column block][thread] of 4 values:
 // (row, dim), (row + 1, dim), (row, dim + 8), (row + 1, dim + 8).
 template <int kRows>
@@ -28,131 +24,170 @@ struct FragmentIndex {
   }
 };
 
+// One request that this block shares with others. Arrivals are counted in one of two words, by turns from launch to
+// launch: [count 0, count 1, turn]. The last to arrive clears the other word and passes the turn, so nobody has to
+// come back to reset what others still poll.
+struct SharedRequest {
+  int request = -1, first_group, splits, turn;
+
+  __device__ static int32_t* words(const DecodeParams& p, const Place& place, int request) {
+    return p.counters + 4 * (request * p.head_tiles * p.token_tiles + place.row_tile);
+  }
+
+  __device__ void open(const DecodeParams& p, const Place& place, int id) {
+    const PlanView<const int32_t> plan(p.plan, p.groups, p.num_requests);
+    request = id;
+    first_group = plan.first_group[id];
+    splits = plan.last_group[id] - first_group + 1;
+    turn = ptx::load_cached_l2(words(p, place, id) + 2);
+  }
+
+  // By one thread, after a barrier behind the block's stores.
+  __device__ void arrive(const DecodeParams& p, const Place& place) const {
+    int32_t* counts = words(p, place, request);
+    if (ptx::add_release(counts + turn, 1) == splits - 1) {
+      counts[1 - turn] = 0;
+      counts[2] = 1 - turn;
+    }
+  }
+
+  __device__ void wait(const DecodeParams& p, const Place& place) const {
+    const int32_t* count = words(p, place, request) + turn;
+    while (ptx::load_acquire(count) < splits) {
+    }
+  }
+};
+
 template <int kRows>
 class Merger {
  public:
   using Index = FragmentIndex<kRows>;
 
   __device__ Merger(const DecodeParams& p, const Place& place, char* generic)
-      : p_(p), place_(place), map_(generic), weights_(reinterpret_cast<float*>(generic + Layout<kRows>::kQueryOffset)),
-        sums_(reinterpret_cast<float4*>(generic + Layout<kRows>::kQueryOffset) + kScratchOffset), thread_(threadIdx.x) {
-  }
+      : p_(p),
+        place_(place),
+        map_(generic),
+        sums_(reinterpret_cast<float4*>(generic + Layout<kRows>::kQueryOffset)),
+        states_(sums_ + kConsumerThreads),
+        thread_(threadIdx.x) {}
 
-  // After a partial of this block has been written by all consumer threads.
-  __device__ void signal(int request) const {
-    ptx::named_sync(3, kConsumerThreads);
-    if (thread_ == 0) ptx::add_release(counter(request), 1);
-  }
-
-  __device__ void merge(int request) const {
-    const PlanView<const int32_t> plan(p_.plan, p_.groups, p_.num_requests);
-    const int first = plan.first_group[request], splits = plan.last_group[request] - first + 1;
-    if (thread_ == 0) {
-      while (ptx::load_acquire(counter(request)) < splits) {
+  __device__ void merge(const SharedRequest& shared) const {
+    int share = 16;  // fragment values of 16 bytes per block
+    while (share * shared.splits < Index::kTotal) share *= 2;
+    const int begin = (place_.group - shared.first_group) * share;
+    if (begin >= Index::kTotal) return;
+    const int width = min(share, kConsumerThreads), shift = 31 - __clz(width);
+    const QuerySpan query(p_, place_, shared.request);
+#pragma unroll 1
+    for (int offset = 0; offset < share; offset += width) {
+      const int index = begin + offset + (thread_ & (width - 1));
+      const Index at(index);
+      const RowTarget<kRows> low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + 1);
+      if (offset == 0) {
+        if (thread_ == 32) shared.wait(p_, place_);
       }
-    }
-    ptx::named_sync(3, kConsumerThreads);
-    int share = 16;  // fragment values of 16 bytes per block; a small share stays inside one column block
-    while (share * splits < Index::kTotal) share *= 2;
-    const int begin = (place_.group - first) * share;
-    if (begin < Index::kTotal) merge_share(QuerySpan(p_, place_, request), first, splits, begin, share);
-    ptx::named_sync(3, kConsumerThreads);
-    if (thread_ == 0 && ptx::add_relaxed(counter(request) + 1, 1) == splits - 1) {
-      counter(request)[0] = 0;  // everyone has passed the wait: ready for the next launch
-      counter(request)[1] = 0;
+      ptx::named_sync(3, kConsumerThreads);
+      State state;
+      sum_splits(shared, index, at.row, thread_ >> shift, kConsumerThreads >> shift, state);
+      sums_[thread_] = state.sum;
+      states_[thread_] = make_float4(state.top[0], state.top[1], state.total[0], state.total[1]);
+      ptx::named_sync(3, kConsumerThreads);
+      if (thread_ < width) {
+        join_shares(width, kConsumerThreads >> shift, state);
+        write(low, at.dim, state.sum.x, state.sum.z, state.top[0], state.total[0]);
+        write(high, at.dim, state.sum.y, state.sum.w, state.top[1], state.total[1]);
+      }
     }
   }
 
  private:
-  static constexpr int kScratchOffset = kRows == 64 ? 1024 : 512;  // past the weights, in units of 16 bytes
-
-  __device__ int32_t* counter(int request) const {
-    return p_.counters + 2 * (int64_t{request} * p_.head_tiles * p_.token_tiles + place_.row_tile);
-  }
-
-  __device__ int64_t slot(int first, int split) const {
-    return partial_slot(first, split) * p_.head_tiles * p_.token_tiles + place_.row_tile;
-  }
-
-  __device__ void merge_share(const QuerySpan& query, int first, int splits, int begin, int share) const {
-    const Index corner(begin);
-    const bool narrow = share <= 128;
-    const int first_row = narrow ? corner.row : 0, num_rows = narrow ? 8 : kRows;
-    compute_weights(query, first, splits, first_row, num_rows, narrow ? corner.dim == 0 : begin == 0);
-    ptx::named_sync(3, kConsumerThreads);
-    const int width = min(share, kConsumerThreads), shares = kConsumerThreads / width;
-    for (int offset = 0; offset < share; offset += width) {
-      const int index = begin + offset + thread_ % width;
-      const Index at(index);
-      sums_[thread_] = sum_splits(first, splits, index, thread_ / width, shares, at.row - first_row, num_rows);
-      ptx::named_sync(3, kConsumerThreads);
-      if (thread_ < width) {
-        float4 sum = sums_[thread_];
-        for (int other = 1; other < shares; ++other) add(sum, sums_[thread_ + other * width], 1.0f, 1.0f);
-        write(query, at.row, at.dim, sum.x, sum.z);
-        write(query, at.row + 1, at.dim, sum.y, sum.w);
-      }
-      ptx::named_sync(3, kConsumerThreads);
-    }
-  }
-
-  // weights_[split * num_rows + row - first_row]; a warp per row.
-  __device__ void compute_weights(const QuerySpan& query, int first, int splits, int first_row, int num_rows,
-                                  bool writes_lse) const {
-    const int lane = thread_ & 31;
-#pragma unroll 1
-    for (int row = thread_ / 32; row < num_rows; row += kConsumerThreads / 32) {
-      float top = -INFINITY;
-      for (int s = lane; s < splits; s += 32) {
-        const float lse = ptx::load_cached_l2(p_.partial_lse + slot(first, s) * kRows + first_row + row);
-        weights_[s * num_rows + row] = lse;
-        top = fmaxf(top, lse);
-      }
-      for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-      const float base = top == -INFINITY ? 0.0f : top;
-      float total = 0.0f;
-      for (int s = lane; s < splits; s += 32) total += ptx::exp2_fast(weights_[s * num_rows + row] - base);
-      for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
-      const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-      for (int s = lane; s < splits; s += 32)
-        weights_[s * num_rows + row] = ptx::exp2_fast(weights_[s * num_rows + row] - base) * scale;
-      if (writes_lse && lane == 0) {
-        const RowTarget<kRows> target(p_, place_, query, map_, first_row + row);
-        if (target.exists) *target.lse = total > 0.0f ? (base + log2f(total)) * kLn2 : -INFINITY;
-      }
-    }
-  }
-
-  __device__ static void add(float4& sum, const float4& v, float low, float high) {
-    sum.x += low * v.x;
-    sum.y += high * v.y;
-    sum.z += low * v.z;
-    sum.w += high * v.w;
-  }
-
-  __device__ float4 sum_splits(int first, int splits, int index, int from, int step, int row, int num_rows) const {
-    const float4* partial = reinterpret_cast<const float4*>(p_.partial_out) + index;
+  // Weighted sum over some splits, for the two rows of a fragment value.
+  struct State {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int s = from; s < splits; s += step) {
-      const float4 v = ptx::load_cached_l2(partial + slot(first, s) * Index::kTotal);
-      add(sum, v, weights_[s * num_rows + row], weights_[s * num_rows + row + 1]);
+    float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+  };
+
+  __device__ void sum_splits(const SharedRequest& shared, int index, int row, int from, int step, State& state) const {
+    constexpr int kBatch = kRows == 16 ? 9 : 8;
+    const float4* partial = reinterpret_cast<const float4*>(p_.partial_out) + index;
+    const float2* states = reinterpret_cast<const float2*>(p_.partial_lse + row);
+    const int row_tiles = p_.head_tiles * p_.token_tiles;
+#pragma unroll 1
+    for (int first = from; first < shared.splits; first += kBatch * step) {
+      float4 values[kBatch];
+      float2 lse[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int split = first + i * step;
+        const int slot = (2 * (shared.first_group + split) + (split == 0)) * row_tiles + place_.row_tile;
+        const bool exists = split < shared.splits;
+        values[i] = exists ? ptx::load_cached_l2(partial + int64_t{slot} * Index::kTotal)
+                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        lse[i] = exists ? ptx::load_cached_l2(states + int64_t{slot} * (kRows / 2)) : make_float2(-INFINITY, -INFINITY);
+      }
+      float low = state.top[0], high = state.top[1];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        low = fmaxf(low, lse[i].x);
+        high = fmaxf(high, lse[i].y);
+      }
+      rescale(state, low, high);
+      const float low_base = finite(low), high_base = finite(high);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        add(state, values[i], ptx::exp2_fast(lse[i].x - low_base), ptx::exp2_fast(lse[i].y - high_base));
+      }
     }
-    return sum;
   }
 
-  __device__ void write(const QuerySpan& query, int row, int dim, float low, float high) const {
-    const RowTarget<kRows> target(p_, place_, query, map_, row);
+  __device__ static float finite(float top) { return top == -INFINITY ? 0.0f : top; }
+
+  __device__ static void add(State& state, const float4& v, float low, float high) {
+    state.sum.x += low * v.x;
+    state.sum.y += high * v.y;
+    state.sum.z += low * v.z;
+    state.sum.w += high * v.w;
+    state.total[0] += low;
+    state.total[1] += high;
+  }
+
+  __device__ static void rescale(State& state, float low, float high) {
+    const float a = ptx::exp2_fast(state.top[0] - finite(low)), b = ptx::exp2_fast(state.top[1] - finite(high));
+    state.sum = make_float4(state.sum.x * a, state.sum.y * b, state.sum.z * a, state.sum.w * b);
+    state.total[0] *= a;
+    state.total[1] *= b;
+    state.top[0] = low;
+    state.top[1] = high;
+  }
+
+  __device__ void join_shares(int width, int shares, State& state) const {
+#pragma unroll 4
+    for (int other = 1; other < shares; ++other) {
+      const float4 v = sums_[thread_ + other * width], s = states_[thread_ + other * width];
+      const float low = fmaxf(state.top[0], s.x), high = fmaxf(state.top[1], s.y);
+      rescale(state, low, high);
+      const float a = ptx::exp2_fast(s.x - finite(low)), b = ptx::exp2_fast(s.y - finite(high));
+      state.sum.x += a * v.x;
+      state.sum.y += b * v.y;
+      state.sum.z += a * v.z;
+      state.sum.w += b * v.w;
+      state.total[0] += a * s.z;
+      state.total[1] += b * s.w;
+    }
+  }
+
+  __device__ static void write(const RowTarget<kRows>& target, int dim, float low, float high, float top, float total) {
     if (!target.exists) return;
-    target.out[dim] = __float2bfloat16(low);
-    target.out[dim + 8] = __float2bfloat16(high);
+    const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+    target.out[dim] = __float2bfloat16(low * scale);
+    target.out[dim + 8] = __float2bfloat16(high * scale);
+    if (dim == 0) *target.lse = total > 0.0f ? (top + ptx::log2_fast(total)) * kLn2 : -INFINITY;
   }
 
   const DecodeParams& p_;
   const Place& place_;
   RowMap<kRows> map_;
-  float* weights_;
-  float4* sums_;
+  float4 *sums_, *states_;  // [thread]; they lie where the query rows were
   int thread_;
 };
 

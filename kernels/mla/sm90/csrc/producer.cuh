@@ -27,7 +27,7 @@ struct SharedMap {
 
 // A group's span of the plan, walked request by request; an item is the part of one request.
 struct Span {
-  int request, seq_len, left;
+  int request, seq_len, left, page;
   int first_tile, num_tiles;  // the current item
   bool whole;                 // it is all of its request
 
@@ -37,6 +37,7 @@ struct Span {
     first_tile = plan.group_tile[group];
     left = plan.group_tiles[group];
     seq_len = plan.group_seq_len[group];
+    page = plan.group_page[group];
   }
 
   // The first item, or the next one; false at the end of the span.
@@ -66,7 +67,12 @@ class Producer {
                       const CUtensorMap* q_nope, const CUtensorMap* q_rope, const CUtensorMap* kv)
       : p_(p), shared_(shared), place_(place), span_(span), q_nope_(q_nope), q_rope_(q_rope), kv_(kv),
         lane_(threadIdx.x & 31), box_shift_(min(p.page_shift, 6)) {
-    if (span_.begin()) fetch_pages(span_.first_tile);
+    if (!span_.begin()) return;
+    if (p.page_shift >= 6) {
+      page_[0] = span_.page;
+    } else {
+      fetch_pages(span_.first_tile);
+    }
   }
 
   __device__ void run() {

@@ -144,13 +144,9 @@ __device__ __forceinline__ void mma(float (&d)[kValues], uint64_t a, uint64_t b,
 
 // ---- global memory between blocks ----
 
-__device__ __forceinline__ void add_release(int32_t* counter, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ int add_relaxed(int32_t* counter, int value) {
+__device__ __forceinline__ int add_release(int32_t* counter, int value) {
   int before;
-  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  asm volatile("atom.release.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
   return before;
 }
 
@@ -161,8 +157,10 @@ __device__ __forceinline__ int load_acquire(const int32_t* counter) {
 }
 
 // Data that other blocks of this launch wrote: never from this multiprocessor's own cache.
-__device__ __forceinline__ float load_cached_l2(const float* address) { return __ldcg(address); }
-__device__ __forceinline__ float4 load_cached_l2(const float4* address) { return __ldcg(address); }
+template <typename T>
+__device__ __forceinline__ T load_cached_l2(const T* address) {
+  return __ldcg(address);
+}
 
 // ---- small arithmetic ----
 
