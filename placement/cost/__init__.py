@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan costs: bytes on a ring, time from a measured or estimated table."""
+
+from tokenspeed_plugin.placement.cost.cost_model import CostModel
+from tokenspeed_plugin.placement.cost.cost_table import CostTable, LinkCost, Sample, fit_link
+
+__all__ = ["CostModel", "CostTable", "LinkCost", "Sample", "fit_link"]

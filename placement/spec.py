@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``--placement`` specification: ``attn=tp2,dense=tp2,moe=ep2`` (or ``moe=tp2ep4``), and whether a model fits it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tokenspeed_plugin.placement.algebra import PlacementError, Shard
+from tokenspeed_plugin.placement.mesh import Extent, Mesh
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.placement.graph import ModelGraph
+    from tokenspeed_plugin.placement.module_spec import Param
+
+FORM: Final = "attn=tpN,dense=tpN,moe=tpN|epN|tpNepM"
+_GROUP: Final = re.compile(r"(?:tp([1-9][0-9]*))?(?:ep([1-9][0-9]*))?")
+
+
+@dataclass(frozen=True)
+class PlacementSpec:
+    """Group sizes of attention, dense MLP and MoE inside one pipeline stage."""
+
+    attn_tp: int
+    dense_tp: int
+    moe_tp: int = 1
+    ep: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> PlacementSpec:
+        """Read a specification; ``moe`` may be left out and then takes the dense group.
+
+        Raises:
+            PlacementError: names the part that is wrong and the form that is allowed.
+        """
+        groups: dict[str, tuple[int | None, int | None]] = {}
+        for part in text.split(","):
+            key, _, value = part.strip().partition("=")
+            match = _GROUP.fullmatch(value)
+            if key not in ("attn", "dense", "moe") or not value or match is None:
+                _refuse(text, f"{part.strip()!r} is not of the form {FORM}")
+            if key in groups:
+                _refuse(text, f"{key!r} appears twice")
+            groups[key] = tuple(int(g) if g else None for g in match.groups())  # type: ignore[assignment]
+        for key in ("attn", "dense"):
+            if key not in groups:
+                _refuse(text, f"{key!r} is missing from {FORM}")
+            if groups[key][1] is not None:
+                _refuse(text, f"{key!r} has no experts: only tpN is allowed")
+        dense = groups["dense"][0] or 1
+        moe_tp, ep = groups.get("moe", (dense, None))
+        return cls(groups["attn"][0] or 1, dense, moe_tp or 1, ep or 1)
+
+    def __str__(self) -> str:
+        tensor = f"tp{self.moe_tp}" if self.moe_tp > 1 or self.ep == 1 else ""
+        expert = f"ep{self.ep}" if self.ep > 1 else ""
+        return f"attn=tp{self.attn_tp},dense=tp{self.dense_tp},moe={tensor}{expert}"
+
+    def mesh(self, world_size: int, graph: ModelGraph) -> Mesh:
+        """The devices of one stage of ``world_size`` ranks, cut by the groups that ``graph`` uses.
+
+        Raises:
+            PlacementError: a group does not divide the world size, or two groups do not nest.
+        """
+        sizes = {"attn=tp": self.attn_tp, "dense=tp": self.dense_tp, "moe=tp*ep": self.moe_tp * self.ep}
+        for what, size in sizes.items():
+            if world_size % size:
+                _refuse(str(self), f"{what}{size} does not divide the world size {world_size}")
+        extents = {
+            "attn_tp": Extent(1, self.attn_tp),
+            "dense_tp": Extent(1, self.dense_tp),
+            "moe_tp": Extent(1, self.moe_tp),
+            "ep": Extent(self.moe_tp, self.ep),
+            "dp": Extent(self.attn_tp, world_size // self.attn_tp),
+        }
+        unused = Extent(1, 1)
+        used = graph.axes
+        return Mesh.from_extents(world_size, {name: e if name in used else unused for name, e in extents.items()})
+
+    def check_model(self, graph: ModelGraph) -> None:
+        """Whether every sharded dimension of ``graph`` can be cut into this many parts.
+
+        Raises:
+            PlacementError: names the module, the dimension, its length and the group size.
+        """
+        sizes = {"attn_tp": self.attn_tp, "dense_tp": self.dense_tp, "moe_tp": self.moe_tp, "ep": self.ep}
+        for module in graph.modules():
+            for param in module.params:
+                for axis, num_parts in sizes.items():
+                    self._check_param(graph, f"{module.name}.{param.name}", param, axis, num_parts)
+
+    def _check_param(self, graph: ModelGraph, where: str, param: Param, axis: str, num_parts: int) -> None:
+        placement = param.placements.get(axis)
+        if not isinstance(placement, Shard) or num_parts == 1:
+            return
+        dim = param.dims[placement.dim]
+        length = graph.sizes[dim]
+        what = f"{where}: {length} {dim.replace('_', ' ')}"
+        if dim in param.follows:
+            if length % num_parts and num_parts % length:
+                _refuse(str(self), f"{what} neither divide nor are divided by {axis}={num_parts}")
+        elif length < num_parts:
+            _refuse(str(self), f"{what} are fewer than {axis}={num_parts}")
+        elif dim in graph.divisible and length % num_parts:
+            _refuse(str(self), f"{what} do not divide evenly over {axis}={num_parts}")
+
+
+def _refuse(text: str, reason: str) -> NoReturn:
+    message = f"placement {text!r}: {reason}"
+    raise PlacementError(message)
