@@ -17,9 +17,8 @@ template <int kRows>
 class Consumer {
  public:
   using L = Layout<kRows>;
-  static constexpr int kGroupRows = L::kGroupRows;
-  static constexpr int kColumns = kGroupRows / 4;   // columns per thread
-  static constexpr int kFragment = kGroupRows / 2;  // accumulators per thread of a 64-row fragment
+  static constexpr int kColumns = kRows / 4;   // columns per thread
+  static constexpr int kFragment = kRows / 2;  // accumulators per thread of a 64-row fragment
   static constexpr int kLatentBlocks = kLatent / 64;
   static constexpr float kRescaleLog2 = 8.0f;       // the maximum may lag by 2^8 before O is rescaled
 
@@ -49,7 +48,7 @@ class Consumer {
       clear();
       ptx::barrier_wait(shared_.query_full(), item & 1);
 #pragma unroll 1
-      for (int t = L::kAlternate ? group_ : 0; t < span.num_tiles; t += L::kAlternate ? 2 : 1) {
+      for (int t = group_; t < span.num_tiles; t += 2) {
         tile(query, (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
       }
       unit += span.num_tiles * kTileUnits;
@@ -83,7 +82,6 @@ class Consumer {
   }
 
   __device__ int column(int i) const { return 8 * (i / 2) + 2 * c_ + (i & 1); }
-  __device__ int row(int i) const { return (L::kAlternate ? 0 : group_ * kGroupRows) + column(i); }
   __device__ void sync_group() { ptx::named_sync(1 + group_, 128); }
   __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
 
@@ -94,7 +92,6 @@ class Consumer {
     const int buffer = parity_;
     parity_ ^= 1;
     publish_maximum(scores, buffer);
-    if (!L::kAlternate) sync_group();  // one probability buffer: the last tile's products have read it
     float sums[kColumns];
     if (!empty_) store_probabilities(scores, sums, buffer);
     if (first_token + kTileTokens > seq_len_) clear_values(seq_len_ - first_token, unit);
@@ -111,7 +108,7 @@ class Consumer {
   }
 
   __device__ void multiply_scores(float (&scores)[kFragment], int unit) {
-    const uint32_t query = shared_.query() + (L::kAlternate ? 0 : group_ * kGroupRows * 128);
+    const uint32_t query = shared_.query();
 #pragma unroll
     for (int u = 0; u < kTileUnits; ++u) {
       ptx::barrier_wait(shared_.full(unit + u), shared_.phase(unit + u));
@@ -137,7 +134,7 @@ class Consumer {
     const int last = seq_len_ - (query.query_tokens - 1 - place_.token_in_request);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int visible = last + map_.token(row(i));
+      const int visible = last + map_.token(column(i));
       const int low = 4 * (i / 2) + (i & 1);
       if (token >= visible) scores[low] = -INFINITY;
       if (token + 8 >= visible) scores[low + 2] = -INFINITY;
@@ -145,7 +142,7 @@ class Consumer {
   }
 
   __device__ void publish_maximum(const float (&scores)[kFragment], int buffer) {
-    float* reduce = reinterpret_cast<float*>(reduce_ + (buffer * 2 + group_) * kGroupRows);
+    float* reduce = reinterpret_cast<float*>(reduce_ + (buffer * 2 + group_) * kRows);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int low = 4 * (i / 2) + (i & 1);
@@ -163,10 +160,10 @@ class Consumer {
     bool raise = false;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const float4 v = reduce_[(buffer * 2 + group_) * kGroupRows + column(i)];
+      const float4 v = reduce_[(buffer * 2 + group_) * kRows + column(i)];
       fresh[i] = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)) * scale_;
       // Rows past the tile hold leftovers of shared memory; they must not steer the others.
-      raise |= map_.token(row(i)) != kNoRow && fresh[i] > max_[i] + kRescaleLog2;
+      raise |= map_.token(column(i)) != kNoRow && fresh[i] > max_[i] + kRescaleLog2;
     }
     if (!__any_sync(~0u, raise || empty_)) return false;
 #pragma unroll
@@ -205,7 +202,7 @@ class Consumer {
     const int lane = threadIdx.x & 31, r = lane & 7, matrix = lane >> 3;
     const int chunk = warp_ * 2 + (matrix & 1);
     const uint32_t address =
-        shared_.probs(group_, L::kAlternate ? buffer : 0) + ((matrix >> 1) * 8 + r) * 128 + ((chunk ^ r) << 4);
+        shared_.probs(group_ * 2 + buffer) + ((matrix >> 1) * 8 + r) * 128 + ((chunk ^ r) << 4);
 #pragma unroll
     for (int j = 0; j < kFragment / 8; ++j) {
       ptx::store_transposed(address + j * 16 * 128, packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
@@ -224,7 +221,7 @@ class Consumer {
   }
 
   __device__ void multiply_values(int unit, int buffer) {
-    const uint64_t probs = ptx::operand_descriptor(shared_.probs(group_, L::kAlternate ? buffer : 0));
+    const uint64_t probs = ptx::operand_descriptor(shared_.probs(group_ * 2 + buffer));
     ptx::mma_fence();
 #pragma unroll
     for (int m = 0; m < kLatentBlocks; ++m) {
@@ -250,21 +247,24 @@ class Consumer {
   __device__ void finish(const Span& span, const QuerySpan& query) {
     float lse[kColumns], factor[kColumns];
     join_sums(lse, factor);
-    if constexpr (L::kAlternate) {
-      if (group_ == 0) {
-        exchange_halves<0>(factor);
-        if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
-        release_query();
-        write<0, kLatentBlocks / 2>(span, query, lse, factor);
-      } else {
-        exchange_halves<kLatentBlocks / 2>(factor);
-        if (span.left > span.num_tiles) ptx::fence_async();
-        release_query();
-        write<kLatentBlocks / 2, kLatentBlocks / 2>(span, query, lse, factor);
-      }
+    if (group_ == 0) {
+      finish_half<0>(span, query, lse, factor);
     } else {
-      release_query();
-      write<0, kLatentBlocks>(span, query, lse, factor);
+      finish_half<kLatentBlocks / 2>(span, query, lse, factor);
+    }
+  }
+
+  template <int kMine>
+  __device__ void finish_half(const Span& span, const QuerySpan& query, const float (&lse)[kColumns],
+                              const float (&factor)[kColumns]) {
+    exchange_halves<kMine>(factor);
+    if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
+    release_query();
+    if (span.whole) {
+      write_whole<kMine>(query, lse);
+    } else {
+      const int slot = (2 * place_.group + (span.first_tile == 0 ? 1 : 0)) * p_.head_tiles * p_.token_tiles;
+      write_partial<kMine>(slot + place_.row_tile, lse);
     }
   }
 
@@ -274,42 +274,31 @@ class Consumer {
 
   // Row sums and the joint maximum; `factor` makes the warpgroups' O add up to the normalized output.
   __device__ void join_sums(float (&lse)[kColumns], float (&factor)[kColumns]) {
-    const int buffer = parity_;  // the tile before the last wrote here, so its readers are done
-    parity_ ^= 1;
-    float* reduce = reinterpret_cast<float*>(reduce_ + (L::kAlternate ? group_ : buffer * 2 + group_) * kGroupRows);
-    if (L::kAlternate) sync_both();
+    float* reduce = reinterpret_cast<float*>(reduce_ + group_ * kRows);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      float value = sum_[i];
-      value += __shfl_xor_sync(~0u, value, 4);
-      value += __shfl_xor_sync(~0u, value, 8);
-      value += __shfl_xor_sync(~0u, value, 16);
-      if (g_ == 0) {
-        reduce[column(i) * 4 + warp_] = value;
-        if (L::kAlternate && warp_ == 0) state_[group_ * kGroupRows + column(i)] = max_[i];
+    for (int step = 4; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) sum_[i] += __shfl_xor_sync(~0u, sum_[i], step);
+    }
+    sync_both();
+    if (g_ == 0) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        reduce[column(i) * 4 + warp_] = sum_[i];
+        state_[group_ * kRows + column(i)] = max_[i];  // the same from every warp
       }
     }
-    if (L::kAlternate) {
-      sync_both();
-    } else {
-      sync_group();
-    }
+    sync_both();
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const float4 own = *reinterpret_cast<const float4*>(reduce + column(i) * 4);
-      float total = own.x + own.y + own.z + own.w;
-      float top = max_[i];
-      if (L::kAlternate) {
-        const float4 other = reduce_[(1 - group_) * kGroupRows + column(i)];
-        const float other_max = state_[(1 - group_) * kGroupRows + column(i)];
-        top = fmaxf(top, other_max);
-        const float base = top == -INFINITY ? 0.0f : top;
-        total = total * ptx::exp2_fast(max_[i] - base) +
-                (other.x + other.y + other.z + other.w) * ptx::exp2_fast(other_max - base);
-      }
-      const bool none = !(total > 0.0f);
-      lse[i] = none ? -INFINITY : top + ptx::log2_fast(total);
-      factor[i] = none ? 0.0f : __fdividef(ptx::exp2_fast(max_[i] - top), total);
+      const float4 own = reduce_[group_ * kRows + column(i)], other = reduce_[(1 - group_) * kRows + column(i)];
+      const float other_max = state_[(1 - group_) * kRows + column(i)];
+      const float top = fmaxf(max_[i], other_max), base = top == -INFINITY ? 0.0f : top;
+      const float own_scale = ptx::exp2_fast(max_[i] - base);
+      const float total = (own.x + own.y + own.z + own.w) * own_scale +
+                          (other.x + other.y + other.z + other.w) * ptx::exp2_fast(other_max - base);
+      lse[i] = total > 0.0f ? top + ptx::log2_fast(total) : -INFINITY;
+      factor[i] = total > 0.0f ? __fdividef(own_scale, total) : 0.0f;
     }
   }
 
@@ -330,7 +319,7 @@ class Consumer {
   // query rows' memory, free once all scores of an item are done. A thread of warpgroup 0 puts its half of the other's
   // blocks where it has just taken what it needed.
   template <int kMine>
-  __device__ void exchange_halves(float (&factor)[kColumns]) {
+  __device__ void exchange_halves(const float (&factor)[kColumns]) {
     constexpr int kTheirs = kLatentBlocks / 2 - kMine, kPieces = kFragment / 4;
     float4* box = reinterpret_cast<float4*>(generic_ + L::kQueryOffset) + thread_;
     if constexpr (kMine != 0) {
@@ -353,51 +342,39 @@ class Consumer {
       for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i)
         take(kMine + i / kPieces, i % kPieces, factor, box[i * 128]);
     }
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) factor[i] = 1.0f;
   }
 
-  // Latent blocks [kFirst, kFirst + kCount).
-  template <int kFirst, int kCount>
-  __device__ void write(const Span& span, const QuerySpan& query, const float (&lse)[kColumns],
-                        const float (&factor)[kColumns]) {
-    if (span.whole) {
-      write_whole<kFirst, kCount>(query, lse, factor);
-    } else {
-      const int slot = (2 * place_.group + (span.first_tile == 0 ? 1 : 0)) * p_.head_tiles * p_.token_tiles;
-      write_partial<kFirst, kCount>(slot + place_.row_tile, lse, factor);
-    }
-  }
-
-  template <int kFirst, int kCount>
-  __device__ void write_whole(const QuerySpan& query, const float (&lse)[kColumns], const float (&factor)[kColumns]) {
+  template <int kMine>
+  __device__ void write_whole(const QuerySpan& query, const float (&lse)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const RowTarget<kRows> target(p_, place_, query, map_, row(i));
+      const RowTarget<kRows> target(p_, place_, query, map_, column(i));
       if (!target.exists) continue;
       __nv_bfloat16* out = target.out + warp_ * 16 + g_;
       const int low = 4 * (i / 2) + (i & 1);
 #pragma unroll
-      for (int m = kFirst; m < kFirst + kCount; ++m) {
-        out[m * 64] = __float2bfloat16(out_[m][low] * factor[i]);
-        out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2] * factor[i]);
+      for (int m = kMine; m < kMine + kLatentBlocks / 2; ++m) {
+        out[m * 64] = __float2bfloat16(out_[m][low]);
+        out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2]);
       }
-      if (kFirst == 0 && g_ == 0 && warp_ == 0) *target.lse = lse[i] * kLn2;
+      if (kMine == 0 && g_ == 0 && warp_ == 0) *target.lse = lse[i] * kLn2;
     }
   }
 
   // In fragment order (merge.cuh), so that stores coalesce.
-  template <int kFirst, int kCount>
-  __device__ void write_partial(int slot, const float (&lse)[kColumns], const float (&factor)[kColumns]) {
+  template <int kMine>
+  __device__ void write_partial(int slot, const float (&lse)[kColumns]) {
     constexpr int kPieces = kFragment / 4;
     float4* out = reinterpret_cast<float4*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal + thread_;
-    if (!L::kAlternate) out += group_ * kLatentBlocks * kPieces * 128;
 #pragma unroll
-    for (int i = 0; i < kCount * kPieces; ++i)
-      out[(kFirst * kPieces + i) * 128] = scaled(kFirst + i / kPieces, i % kPieces, factor);
-    if (kFirst == 0 && g_ == 0 && warp_ == 0) {
+    for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i) {
+      const int m = kMine + i / kPieces, j = i % kPieces;
+      out[(kMine * kPieces + i) * 128] =
+          make_float4(out_[m][4 * j], out_[m][4 * j + 2], out_[m][4 * j + 1], out_[m][4 * j + 3]);
+    }
+    if (kMine == 0 && g_ == 0 && warp_ == 0) {
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) p_.partial_lse[int64_t{slot} * kRows + row(i)] = lse[i];
+      for (int i = 0; i < kColumns; ++i) p_.partial_lse[int64_t{slot} * kRows + column(i)] = lse[i];
     }
   }
 

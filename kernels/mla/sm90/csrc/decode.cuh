@@ -4,6 +4,7 @@
 #pragma once
 
 #include "consumer.cuh"
+#include "wide.cuh"
 
 namespace tokenspeed::mla {
 
@@ -14,7 +15,7 @@ __device__ void init_barriers(const SharedMap<kRows>& shared) {
   const int lane = threadIdx.x & 31;
   if (lane < kUnits) {
     ptx::barrier_init(shared.full(lane), 1);
-    ptx::barrier_init(shared.empty(lane), Layout<kRows>::kAlternate ? 4 : 8);  // the warps that read the unit
+    ptx::barrier_init(shared.empty(lane), Layout<kRows>::kReaders);
   } else if (lane == kUnits) {
     ptx::barrier_init(shared.query_full(), 1);
     ptx::barrier_init(shared.query_empty(), 8);
@@ -44,17 +45,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kConsumerThreads / 32) {
     ptx::shrink_registers<kProducerRegisters>();
     if (warp == kConsumerThreads / 32) {
-      Producer<kRows> producer(p, shared, place, span, &q_nope, &q_rope, &kv);
+      Producer<kRows> producer(p, shared, span, &kv);
       __syncthreads();
       producer.run();
     } else {
       __syncthreads();
-      clear_empty_rows<kRows>(p, place, threadIdx.x - kFirstIdle, kThreads - kFirstIdle);
+      if (warp == kConsumerThreads / 32 + 1) load_queries<kRows>(p, shared, place, span, &q_nope, &q_rope);
+      if (warp == kConsumerThreads / 32 + 2) clear_empty_rows<kRows>(p, place, threadIdx.x & 31, 32);
     }
   } else {
     ptx::grow_registers<kConsumerRegisters>();
     __syncthreads();
-    Consumer<kRows>(p, shared, place, generic).run(span);
+    if constexpr (Layout<kRows>::kWide) {
+      WideConsumer(p, shared, place, generic).run(span);
+    } else {
+      Consumer<kRows>(p, shared, place, generic).run(span);
+    }
   }
 }
 

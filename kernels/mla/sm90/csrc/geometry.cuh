@@ -21,27 +21,28 @@ constexpr int kConsumerThreads = 256;                         // two warpgroups
 constexpr int kThreads = kConsumerThreads + 128;              // and the producer's, of which one warp works
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
-// kRows: folded query rows of a row tile. Up to 32 rows, both warpgroups hold all rows and take alternate KV tiles;
-// with 64 rows each warpgroup holds 32 of them and both take every tile.
+// kRows: folded query rows of a row tile. Up to 32 rows lie on the N side of the products and the two warpgroups take
+// alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide.cuh).
 template <int kRows>
 struct Layout {
-  static constexpr bool kAlternate = kRows < 64;
-  static constexpr int kGroupRows = kAlternate ? kRows : 32;
+  static constexpr bool kWide = kRows == 64;
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kProbBuffers = kAlternate ? 2 : 1;
-  static constexpr int kProbBytes = kGroupRows * kTileTokens * 2;
-  static constexpr int kReduceBytes = 2 * 2 * kGroupRows * 4 * 4;                   // [buffer][warpgroup][row][warp] fp32
-  static constexpr int kStateBytes = kAlternate ? 2 * kGroupRows * 4 : 0;          // [warpgroup][row] fp32
-  static constexpr int kRowMapBytes = kRows * 4;                                    // [row] token and head of the tile
+  static constexpr int kProbBuffers = kWide ? 1 : 4;  // narrow: two for each warpgroup
+  static constexpr int kProbBytes = kRows * kTileTokens * 2;
+  // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row]; fp32
+  static constexpr int kReduceBytes = kWide ? 3 * kRows * 4 : 2 * 2 * kRows * 4 * 4;
+  static constexpr int kStateBytes = kWide ? 0 : 2 * kRows * 4;
+  static constexpr int kRowMapBytes = kRows * 4;  // [row] token and head of the tile
   static constexpr int kBarrierBytes = 256;
   static constexpr int kFixed =
-      kQueryBytes + 2 * kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
+      kQueryBytes + kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
   static constexpr int kUnits = (kSharedLimit - kFixed) / kUnitBytes;
+  static constexpr int kReaders = kWide ? 8 : 4;  // warps that read a unit
 
   static constexpr int kQueryOffset = 0;
   static constexpr int kRingOffset = kQueryBytes;
   static constexpr int kProbOffset = kRingOffset + kUnits * kUnitBytes;
-  static constexpr int kReduceOffset = kProbOffset + 2 * kProbBuffers * kProbBytes;
+  static constexpr int kReduceOffset = kProbOffset + kProbBuffers * kProbBytes;
   static constexpr int kStateOffset = kReduceOffset + kReduceBytes;
   static constexpr int kRowMapOffset = kStateOffset + kStateBytes;
   static constexpr int kBarrierOffset = kRowMapOffset + kRowMapBytes;
@@ -49,6 +50,7 @@ struct Layout {
 
   static_assert(kSharedBytes <= kSharedLimit);
   static_assert(kUnits >= 2 * kTileUnits, "the ring holds at least two tiles");
+  static_assert(!kWide || kUnits % kTileUnits == 0, "the wide products need a tile in one piece");
   static_assert((2 * kUnits + 2) * 8 <= kBarrierBytes);
   static_assert(kQueryBytes % 1024 == 0 && kProbBytes % 1024 == 0);
 };

@@ -7,20 +7,26 @@
 
 namespace tokenspeed::mla {
 
-// Partials lie in fragment order: [warpgroup part][latent block][column block][thread] of 4 values:
-// (row, dim), (row + 1, dim), (row, dim + 8), (row + 1, dim + 8).
+// Partials lie in fragment order, values of 16 bytes: (low row, dim), (low row, dim + step), (high row, dim),
+// (high row, dim + step).
+//   narrow: [latent block][column block][thread], low row 8j + 2c, high row the next, dims 16w + g and 8 further
+//   wide: [latent half][column block][thread], low row 16w + g, high row 8 further, dims 8j + 2c and the next
 template <int kRows>
 struct FragmentIndex {
-  static constexpr int kGroupRows = Layout<kRows>::kGroupRows;
-  static constexpr int kColumnBlocks = kGroupRows / 8;
   static constexpr int kTotal = kRows * kLatent / 4;
+  static constexpr int kRowStep = Layout<kRows>::kWide ? 8 : 1, kDimStep = Layout<kRows>::kWide ? 1 : 8;
   int row, dim;
 
   __device__ explicit FragmentIndex(int index) {
     const int thread = index % 128, block = index / 128;
-    const int j = block % kColumnBlocks, m = block / kColumnBlocks % (kLatent / 64);
-    row = block / (kColumnBlocks * (kLatent / 64)) * kGroupRows + 8 * j + 2 * (thread & 3);
-    dim = m * 64 + thread / 32 * 16 + (thread / 4 & 7);
+    const int across = thread / 32 * 16 + (thread / 4 & 7), along = 2 * (thread & 3);
+    if (Layout<kRows>::kWide) {
+      row = across;
+      dim = 8 * block + along;
+    } else {
+      row = block % (kRows / 8) * 8 + along;
+      dim = block / (kRows / 8) * 64 + across;
+    }
   }
 };
 
@@ -82,7 +88,7 @@ class Merger {
     for (int offset = 0; offset < share; offset += width) {
       const int index = begin + offset + (thread_ & (width - 1));
       const Index at(index);
-      const RowTarget<kRows> low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + 1);
+      const RowTarget<kRows> low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + Index::kRowStep);
       if (offset == 0) {
         if (thread_ == 32) shared.wait(p_, place_);
       }
@@ -94,8 +100,8 @@ class Merger {
       ptx::named_sync(3, kConsumerThreads);
       if (thread_ < width) {
         join_shares(width, kConsumerThreads >> shift, state);
-        write(low, at.dim, state.sum.x, state.sum.z, state.top[0], state.total[0]);
-        write(high, at.dim, state.sum.y, state.sum.w, state.top[1], state.total[1]);
+        write(low, at.dim, state.sum.x, state.sum.y, state.top[0], state.total[0]);
+        write(high, at.dim, state.sum.z, state.sum.w, state.top[1], state.total[1]);
       }
     }
   }
@@ -110,7 +116,7 @@ class Merger {
   __device__ void sum_splits(const SharedRequest& shared, int index, int row, int from, int step, State& state) const {
     constexpr int kBatch = kRows == 16 ? 9 : 8;
     const float4* partial = reinterpret_cast<const float4*>(p_.partial_out) + index;
-    const float2* states = reinterpret_cast<const float2*>(p_.partial_lse + row);
+    const float* states = p_.partial_lse + row;
     const int row_tiles = p_.head_tiles * p_.token_tiles;
 #pragma unroll 1
     for (int first = from; first < shared.splits; first += kBatch * step) {
@@ -123,7 +129,7 @@ class Merger {
         const bool exists = split < shared.splits;
         values[i] = exists ? ptx::load_cached_l2(partial + int64_t{slot} * Index::kTotal)
                            : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        lse[i] = exists ? ptx::load_cached_l2(states + int64_t{slot} * (kRows / 2)) : make_float2(-INFINITY, -INFINITY);
+        lse[i] = exists ? load_states(states + int64_t{slot} * kRows) : make_float2(-INFINITY, -INFINITY);
       }
       float low = state.top[0], high = state.top[1];
 #pragma unroll
@@ -140,12 +146,17 @@ class Merger {
     }
   }
 
+  __device__ static float2 load_states(const float* low) {
+    if constexpr (Index::kRowStep == 1) return ptx::load_cached_l2(reinterpret_cast<const float2*>(low));
+    return make_float2(ptx::load_cached_l2(low), ptx::load_cached_l2(low + Index::kRowStep));
+  }
+
   __device__ static float finite(float top) { return top == -INFINITY ? 0.0f : top; }
 
   __device__ static void add(State& state, const float4& v, float low, float high) {
     state.sum.x += low * v.x;
-    state.sum.y += high * v.y;
-    state.sum.z += low * v.z;
+    state.sum.y += low * v.y;
+    state.sum.z += high * v.z;
     state.sum.w += high * v.w;
     state.total[0] += low;
     state.total[1] += high;
@@ -153,7 +164,7 @@ class Merger {
 
   __device__ static void rescale(State& state, float low, float high) {
     const float a = ptx::exp2_fast(state.top[0] - finite(low)), b = ptx::exp2_fast(state.top[1] - finite(high));
-    state.sum = make_float4(state.sum.x * a, state.sum.y * b, state.sum.z * a, state.sum.w * b);
+    state.sum = make_float4(state.sum.x * a, state.sum.y * a, state.sum.z * b, state.sum.w * b);
     state.total[0] *= a;
     state.total[1] *= b;
     state.top[0] = low;
@@ -161,26 +172,37 @@ class Merger {
   }
 
   __device__ void join_shares(int width, int shares, State& state) const {
+    float low = -INFINITY, high = -INFINITY;
 #pragma unroll 4
-    for (int other = 1; other < shares; ++other) {
+    for (int other = 0; other < shares; ++other) {
+      const float4 s = states_[thread_ + other * width];
+      low = fmaxf(low, s.x);
+      high = fmaxf(high, s.y);
+    }
+    state = State{};
+    state.top[0] = low;
+    state.top[1] = high;
+    low = finite(low);
+    high = finite(high);
+#pragma unroll 4
+    for (int other = 0; other < shares; ++other) {
       const float4 v = sums_[thread_ + other * width], s = states_[thread_ + other * width];
-      const float low = fmaxf(state.top[0], s.x), high = fmaxf(state.top[1], s.y);
-      rescale(state, low, high);
-      const float a = ptx::exp2_fast(s.x - finite(low)), b = ptx::exp2_fast(s.y - finite(high));
+      const float a = ptx::exp2_fast(s.x - low), b = ptx::exp2_fast(s.y - high);
       state.sum.x += a * v.x;
-      state.sum.y += b * v.y;
-      state.sum.z += a * v.z;
+      state.sum.y += a * v.y;
+      state.sum.z += b * v.z;
       state.sum.w += b * v.w;
       state.total[0] += a * s.z;
       state.total[1] += b * s.w;
     }
   }
 
-  __device__ static void write(const RowTarget<kRows>& target, int dim, float low, float high, float top, float total) {
+  __device__ static void write(const RowTarget<kRows>& target, int dim, float first, float second, float top,
+                               float total) {
     if (!target.exists) return;
     const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-    target.out[dim] = __float2bfloat16(low * scale);
-    target.out[dim + 8] = __float2bfloat16(high * scale);
+    target.out[dim] = __float2bfloat16(first * scale);
+    target.out[dim + Index::kDimStep] = __float2bfloat16(second * scale);
     if (dim == 0) *target.lse = total > 0.0f ? (top + ptx::log2_fast(total)) * kLn2 : -INFINITY;
   }
 

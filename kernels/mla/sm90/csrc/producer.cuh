@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warp: fills the ring of KV units and the query rows through the bulk tensor copy engine.
+// The producer warps: one fills the ring of KV units, one the query rows, through the bulk tensor copy engine.
 #pragma once
 
 #include "geometry.cuh"
@@ -20,9 +20,7 @@ struct SharedMap {
   __device__ uint32_t empty(int index) const { return full(index) + L::kUnits * 8; }
   __device__ uint32_t query_full() const { return base + L::kBarrierOffset + 2 * L::kUnits * 8; }
   __device__ uint32_t query_empty() const { return query_full() + 8; }
-  __device__ uint32_t probs(int group, int buffer) const {
-    return base + L::kProbOffset + (group * L::kProbBuffers + buffer) * L::kProbBytes;
-  }
+  __device__ uint32_t probs(int buffer) const { return base + L::kProbOffset + buffer * L::kProbBytes; }
 };
 
 // A group's span of the plan, walked request by request; an item is the part of one request.
@@ -60,13 +58,32 @@ struct Span {
   }
 };
 
+// By one warp; the consumers give the query rows' memory back item by item.
+template <int kRows>
+__device__ void load_queries(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, Span span,
+                             const CUtensorMap* q_nope, const CUtensorMap* q_rope) {
+  const int block_bytes = p.tile_query_tokens * p.tile_heads * kBlockDims * 2;
+  int item = 0;
+  for (bool more = span.begin(); more; more = span.next(p), ++item) {
+    const QuerySpan query(p, place, span.request);
+    ptx::barrier_wait(shared.query_empty(), (item & 1) ^ 1);
+    if ((threadIdx.x & 31) != 0) continue;
+    ptx::barrier_expect(shared.query_full(), kDimBlocks * block_bytes);
+#pragma unroll 1
+    for (int block = 0; block < kDimBlocks - 1; ++block) {
+      ptx::copy_box(shared.query() + block * kRows * 128, q_nope, shared.query_full(), block * kBlockDims,
+                    place.first_head, query.first_token);
+    }
+    ptx::copy_box(shared.query() + (kDimBlocks - 1) * kRows * 128, q_rope, shared.query_full(), 0, place.first_head,
+                  query.first_token);
+  }
+}
+
 template <int kRows>
 class Producer {
  public:
-  __device__ Producer(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, const Span& span,
-                      const CUtensorMap* q_nope, const CUtensorMap* q_rope, const CUtensorMap* kv)
-      : p_(p), shared_(shared), place_(place), span_(span), q_nope_(q_nope), q_rope_(q_rope), kv_(kv),
-        lane_(threadIdx.x & 31), box_shift_(min(p.page_shift, 6)) {
+  __device__ Producer(const DecodeParams& p, const SharedMap<kRows>& shared, const Span& span, const CUtensorMap* kv)
+      : p_(p), shared_(shared), span_(span), kv_(kv), lane_(threadIdx.x & 31), box_shift_(min(p.page_shift, 6)) {
     if (!span_.begin()) return;
     if (p.page_shift >= 6) {
       page_[0] = span_.page;
@@ -76,37 +93,17 @@ class Producer {
   }
 
   __device__ void run() {
-    int item = 0, unit = 0;
-    for (bool more = span_.left > 0; more; more = span_.next(p_), ++item) {
-      const QuerySpan query(p_, place_, span_.request);
-      if (item > 0) fetch_pages(span_.first_tile);
-      // The first query leads; a later one must wait for the consumers, so two KV tiles are requested before it.
-      const int query_at = item == 0 ? 0 : min(2, span_.num_tiles);
+    int unit = 0;
+    bool first = true;
+    for (bool more = span_.left > 0; more; more = span_.next(p_)) {
+      if (!first) fetch_pages(span_.first_tile);
+      first = false;
 #pragma unroll 1
-      for (int t = 0; t <= span_.num_tiles; ++t) {
-        if (t == query_at) load_query(query.first_token, item);
-        if (t == span_.num_tiles) break;
-        load_tile(span_.first_tile + t, unit);
-        unit += kTileUnits;
-      }
+      for (int t = 0; t < span_.num_tiles; ++t, unit += kTileUnits) load_tile(span_.first_tile + t, unit);
     }
   }
 
  private:
-  __device__ void load_query(int first_token, int item) {
-    ptx::barrier_wait(shared_.query_empty(), (item & 1) ^ 1);
-    if (lane_ == 0) {
-      const int block_bytes = p_.tile_query_tokens * p_.tile_heads * kBlockDims * 2;
-      ptx::barrier_expect(shared_.query_full(), kDimBlocks * block_bytes);
-    }
-    __syncwarp();
-    if (lane_ < kDimBlocks) {
-      const bool rope = lane_ == kDimBlocks - 1;
-      ptx::copy_box(shared_.query() + lane_ * kRows * 128, rope ? q_rope_ : q_nope_, shared_.query_full(),
-                    rope ? 0 : lane_ * kBlockDims, place_.first_head, first_token);
-    }
-  }
-
   __device__ int boxes(int tile) const {
     const int valid = min(kTileTokens, span_.seq_len - tile * kTileTokens);
     return (valid + (1 << box_shift_) - 1) >> box_shift_;
@@ -150,9 +147,8 @@ class Producer {
 
   const DecodeParams& p_;
   const SharedMap<kRows>& shared_;
-  const Place& place_;
   Span span_;
-  const CUtensorMap *q_nope_, *q_rope_, *kv_;
+  const CUtensorMap* kv_;
   int lane_, box_shift_;
   int page_[2] = {0, 0};
 };

@@ -65,6 +65,10 @@ __device__ __forceinline__ void shrink_registers() {
 // The warp's number in its block, known to the compiler to be the same in all lanes.
 __device__ __forceinline__ int warp_number() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
 
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---- bulk tensor copies ----
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
@@ -96,11 +100,11 @@ __device__ __forceinline__ void mma_wait() {
 
 // Shared-memory operand with the 128-byte swizzle: 8 rows of 128 bytes form an atom of 1024 bytes; atoms follow each
 // other along the strided dimension.
-__device__ __forceinline__ uint64_t operand_descriptor(uint32_t address) {
+// `column_stride`: bytes between atoms along the contiguous dimension, where an operand spans several.
+__device__ __forceinline__ uint64_t operand_descriptor(uint32_t address, uint32_t column_stride = 16) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   constexpr uint64_t kAtomStride = static_cast<uint64_t>(1024 >> 4) << 32;
-  constexpr uint64_t kLeading = static_cast<uint64_t>(1) << 16;
-  return kSwizzle128 | kAtomStride | kLeading | ((address & 0x3FFFF) >> 4);
+  return kSwizzle128 | kAtomStride | static_cast<uint64_t>(column_stride >> 4) << 16 | ((address & 0x3FFFF) >> 4);
 }
 
 // d[64 x N] (+)= a[64 x 16] b[16 x N], bf16 operands, fp32 accumulators. kTransposedA: a lies with its 64 rows
@@ -189,6 +193,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_fragments(uint32_t address, const uint32_t (&a)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a[0]), "r"(a[1]),
+               "r"(a[2]), "r"(a[3])
                : "memory");
 }
 
