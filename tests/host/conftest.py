@@ -1,52 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps settings and patches of one test out of the next."""
+"""Shares the fixtures of `plugin_fixtures`, and puts helpers of other folders on the path."""
 
-from __future__ import annotations
-
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
-import pytest
+_ROOT = Path(__file__).resolve().parents[2]
+# Last wins: a test's own helpers, then those of all tests, then the demonstration's server.
+sys.path.insert(0, str(_ROOT / "demo"))
+sys.path.insert(0, str(_ROOT / "tests" / "real_vllm"))
+sys.path.insert(0, str(_ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from tokenspeed_plugin import flag_carrier
+from plugin_fixtures import clean_environment, entry_point, run_python, stock_vllm
 
-QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_TARGET_DEVICE": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [n for n in os.environ if n.startswith("TOKENSPEED_")]:
-        monkeypatch.delenv(name)
-    yield
-    flag_carrier.forget()
-
-
-@pytest.fixture
-def stock_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM without our patches, put back as it was found afterwards."""
-    import vllm.v1.engine.core as core
-    from vllm.engine.arg_utils import EngineArgs
-
-    def unwrapped(function: object) -> object:
-        while hasattr(function, "__tokenspeed_patch__"):
-            function = function.__wrapped__
-        return function
-
-    monkeypatch.setattr(EngineArgs, "add_cli_args", staticmethod(unwrapped(EngineArgs.add_cli_args)))
-    monkeypatch.setattr(EngineArgs, "create_engine_config", unwrapped(EngineArgs.create_engine_config))
-    monkeypatch.setattr(core, "get_request_block_hasher", unwrapped(core.get_request_block_hasher))
-
-
-@pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a script in a fresh interpreter, on the same vLLM as this one."""
-
-    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
-        return subprocess.run(
-            [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=180, check=False
-        )
-
-    return run
+__all__ = ["clean_environment", "entry_point", "run_python", "stock_vllm"]

@@ -96,8 +96,9 @@ def test_an_unsupported_version_is_reported_without_looking_further(monkeypatch:
 def test_an_unsupported_version_says_so_once_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stock_vllm: None
 ) -> None:
-    from tokenspeed_plugin.entry_points.general import register
     from vllm.engine.arg_utils import EngineArgs
+
+    from tokenspeed_plugin.entry_points.general import register
 
     monkeypatch.setattr(check_module, "installed_version", lambda: "0.29.1")
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)

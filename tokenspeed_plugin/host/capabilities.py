@@ -24,7 +24,7 @@ class Capability:
     attributes: tuple[str, ...] = field(default=())
 
 
-_INTERFACE = "vllm.v1.core.sched.interface:SchedulerInterface"
+INTERFACE = "vllm.v1.core.sched.interface:SchedulerInterface"
 _OUTPUT = "vllm.v1.core.sched.output:"
 _ENGINE = "vllm.v1.engine:"
 _STATS = "vllm.v1.metrics.stats:"
@@ -73,9 +73,12 @@ SCHEDULER_METHODS: dict[str, tuple[str, ...]] = {
     "get_kv_event_publisher_config": ("self",),
 }
 
+# Abstract members that the scheduler implements beside the methods above: a property, and what is abstract since 0.33 only.
+OTHER_ABSTRACT_MEMBERS = frozenset({"pause_state", "has_request"})
+
 SCHEDULER: tuple[Capability, ...] = (
-    *(Capability(f"{_INTERFACE}.{name}", parameters=params) for name, params in SCHEDULER_METHODS.items()),
-    Capability(_INTERFACE, attributes=("pause_state",)),
+    *(Capability(f"{INTERFACE}.{name}", parameters=params) for name, params in SCHEDULER_METHODS.items()),
+    Capability(INTERFACE, attributes=("pause_state",)),
     Capability("vllm.v1.core.sched.interface:PauseState", attributes=("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL")),
     Capability(
         _OUTPUT + "SchedulerOutput",

@@ -55,7 +55,7 @@ def check_host() -> HostReport:
     if start.reason:
         return start
     missing = _missing_of_all(capabilities.SCHEDULER)
-    return HostReport(start.version, missing + _missing_request_attributes())
+    return HostReport(start.version, missing + _missing_request_attributes() + _new_abstract_methods())
 
 
 def require_host(asked_by: str) -> None:
@@ -124,6 +124,17 @@ def _missing_request_attributes() -> tuple[str, ...]:
     return tuple(
         f"vllm.v1.request:Request.{name}" for name in capabilities.REQUEST_ATTRIBUTES if not hasattr(probe, name)
     )
+
+
+def _new_abstract_methods() -> tuple[str, ...]:
+    """Abstract members of the scheduler interface that this version of the plugin does not know, so cannot implement."""
+    try:
+        interface = _find(capabilities.INTERFACE)
+    except (ImportError, AttributeError):
+        return ()
+    known = capabilities.OTHER_ABSTRACT_MEMBERS.union(capabilities.SCHEDULER_METHODS)
+    new = sorted(getattr(interface, "__abstractmethods__", frozenset()) - known)
+    return tuple(f"an implementation here of {capabilities.INTERFACE}.{name}" for name in new)
 
 
 def _find(target: str) -> Any:

@@ -107,13 +107,7 @@ def _layer_specs(spec: Any) -> list[Any]:
 # fmt: off
 REFUSED: tuple[Refused, ...] = (
     # scheduling
-    Refused("scheduler_config.policy", lambda v: v != "fcfs", "this policy", "leave out `--scheduling-policy`"),
-    Refused("scheduler_config.enable_chunked_prefill", _is_off, "unsplit prefill", "leave out `--no-enable-chunked-prefill`"),
-    Refused("scheduler_config.long_prefill_token_threshold", bool, "a cap on long prefills", "leave out `--long-prefill-token-threshold`"),
-    Refused("scheduler_config.long_prefill_token_threshold_adaptive", bool, "an adaptive cap on long prefills", "leave it out"),
-    Refused("scheduler_config.max_num_active_seqs", _is_set, "a second limit on running requests", "lower `--max-num-seqs`"),
     Refused("scheduler_config.prefill_schedule_interval", _is_many, "a prefill interval", "leave out `--prefill-schedule-interval`"),
-    Refused("scheduler_config.scheduler_reserve_full_isl", _is_off, "admission by first chunk", "leave out `--no-scheduler-reserve-full-isl`"),
     # KV cache
     Refused("cache_config.prefix_match_unit", _is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
     Refused("cache_config.prefix_cache_retention_interval", lambda v: v != 0, "a retention interval", "leave it out"),
@@ -123,7 +117,6 @@ REFUSED: tuple[Refused, ...] = (
     Refused("ec_manager_config.encoder_cache_manager_cls", _is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
     Refused("attention_config.hisparse_config", _is_set, "HiSparse", "leave it out of `--attention-config`"),
     # kinds of model
-    Refused("scheduler_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a model that generates text"),
     Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
     Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
     Refused("model_config.supports_multimodal_inputs", bool, "multimodal input", "add `--language-model-only`"),
@@ -131,13 +124,12 @@ REFUSED: tuple[Refused, ...] = (
     Refused("model_config.is_hybrid", bool, "a model with state layers (Mamba, GDN, KDA)", "serve an attention model"),
     Refused("model_config.is_attention_free", bool, "a model without attention", "serve an attention model"),
     # features of requests
-    Refused("lora_config.max_loras", _is_set, "LoRA", "leave out `--enable-lora`"),
-    Refused("speculative_config.num_speculative_tokens", _is_set, "speculative decoding", "leave out `--speculative-config`"),
+    Refused("num_prefill_lookahead_tokens", lambda v: bool(v) and v > 1, "a drafter of several MTP modules", "lower `num_speculative_tokens`"),
+    Refused("num_hash_lookahead_tokens", bool, "prefix keys that look ahead", "leave out `--prefix-hash-lookahead-tokens`"),
     Refused("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
     Refused("model_config.return_sampling_mask", bool, "returning sampling masks", "leave out `--return-sampling-mask`"),
     Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
     # parallelism
-    Refused("parallel_config.pipeline_parallel_size", _is_many, "pipeline parallelism", "use `--tensor-parallel-size`"),
     Refused("parallel_config.data_parallel_size", _is_many, "data parallelism", "start one server for each replica"),
     Refused("parallel_config.decode_context_parallel_size", _is_many, "decode context parallelism", "leave it out"),
     Refused("parallel_config.prefill_context_parallel_size", _is_many, "prefill context parallelism", "leave it out"),
@@ -155,8 +147,6 @@ KV_REFUSED: tuple[Refused, ...] = (
 )
 
 ADJUSTED: tuple[Adjusted, ...] = (
-    Adjusted("async_scheduling", "scheduler_config.async_scheduling", value=False,
-             why="the tokenspeed scheduler does not overlap steps yet, so asynchronous scheduling is off"),
     Adjusted("prefix_caching_hash_algo", "cache_config.prefix_caching_hash_algo", value="sha256",
              why="prefix keys are the plugin's own SHA-256 over a versioned encoding, the same in every process"),
 )

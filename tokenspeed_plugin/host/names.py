@@ -89,6 +89,7 @@ from vllm.v1.outputs import (
     SamplingMaskLists,
 )
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.utils import strip_speculative_padding
@@ -169,6 +170,7 @@ __all__ = [
     "StructuredOutputManager",
     "UniformTypeKVCacheSpecs",
     "VllmConfig",
+    "build_dynamic_sd_schedule_lookup",
     "check_sequence_repetition",
     "generate_block_hash_extra_keys",
     "init_logger",

@@ -2,6 +2,7 @@
 """Installs the patches that are always there, once in each process."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tokenspeed_plugin.host import engine_gate, patches
@@ -25,12 +26,18 @@ def install(add_flags: Callable[[Any, str | None], None]) -> HostReport:
     report = check_start()
     reason = report.reason
     if reason and is_main_process():
-        logger(__name__).warning("tokenspeed-plugin is off: %s.", reason)
+        _say_off(reason)
     if _is_there(patches.PARSER):
         patches.install_parser(lambda parser: add_flags(parser, reason))
     if _is_there(patches.ENGINE_CONFIG):
         patches.install_engine_config(engine_gate.create_engine_config)
     return report
+
+
+@cache
+def _say_off(reason: str) -> None:
+    """One line for each process and reason, however often vLLM registers the plugin."""
+    logger(__name__).warning("tokenspeed-plugin is off: %s.", reason)
 
 
 def _is_there(patch: patches.Patch) -> bool:
