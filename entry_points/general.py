@@ -34,7 +34,6 @@ def is_asked_by_name() -> bool:
 
 def _install() -> None:
     from tokenspeed_plugin.entry_points.cli import add_flags
-
     from tokenspeed_plugin.host.registration import install
 
     install(add_flags)

@@ -4,11 +4,10 @@
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[2]
 # Last wins: a test's own helpers, then those of all tests, then the demonstration's server.
-sys.path.insert(0, str(_ROOT / "demo"))
-sys.path.insert(0, str(_ROOT / "tests" / "real_vllm"))
-sys.path.insert(0, str(_ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "demo"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "real_vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plugin_fixtures import clean_environment, entry_point, run_python, stock_vllm
