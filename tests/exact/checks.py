@@ -106,7 +106,12 @@ class OutputChecker:
         return source, target
 
     def check_tables(self, plan: Any) -> None:
-        """Range, null blocks and zeroing of the entries that came with this step."""
+        """Range, null blocks and zeroing of the entries that came with this step; adapters in the batch."""
+        adapters = {
+            row.lora_id for name in plan.num_scheduled_tokens if (row := self._worker.rows.get(name)) is not None
+        }
+        if len(adapters - {0}) > self._knobs.num_lora_adapters:
+            self._worker.fault(ExactError("adapters", f"{sorted(adapters)}, at most {self._knobs.num_lora_adapters}"))
         zeroed = set(plan.new_block_ids_to_zero or ())
         filled = zeroed | {self.copy_ends(pair)[1] for pair in plan.kv_cache_block_copies or ()}
         if zeroed and not self._needs_zeroing:

@@ -40,6 +40,7 @@ class Row:
     tables: list[list[int]]
     sampling_params: Any
     pooling: bool = False
+    lora_id: int = 0
     values: list[int] = field(default_factory=list)
     device_tokens: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)

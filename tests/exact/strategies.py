@@ -40,6 +40,7 @@ def shapes(draw: st.DrawFn, max_depth: int) -> Knobs:
         prefix_caching=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         num_spec_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+        num_lora_adapters=draw(st.sampled_from([0, 0, 1, 2])),
     )
 
 
@@ -48,6 +49,7 @@ def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
     """One session: each turn re-sends the history."""
     prompt = words(draw(st.integers(0, 2)), draw(st.integers(0, 20)))
     salt = draw(st.sampled_from([None, None, "a"]))
+    lora_id = draw(st.integers(0, 3)) if knobs.num_lora_adapters else 0
     arrivals: list[Arrival] = []
     for turn in range(draw(st.integers(1, 3))):
         prompt = prompt + words(100 * session + turn + 10, draw(st.integers(1, 16)))
@@ -60,6 +62,7 @@ def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
             max_tokens=draw(st.integers(1, 16)),
             priority=draw(st.integers(0, 2)) if knobs.policy == "priority" else 0,
             cache_salt=salt,
+            lora_id=lora_id,
             after=arrivals[-1].request_id if arrivals else None,
             abort_tick=draw(st.none() | st.none() | st.integers(0, 20)),
             abort_phase=draw(st.sampled_from([BEFORE_SCHEDULE, BEFORE_UPDATE])),

@@ -130,6 +130,7 @@ class ExactWorker:
             tables=[list(ids) for ids in new.block_ids],
             sampling_params=params,
             pooling=new.pooling_params is not None,
+            lora_id=new.lora_request.lora_int_id if new.lora_request is not None else 0,
         )
         row.rebuild(tokens[: new.num_computed_tokens])
         self.rows[new.req_id] = row
@@ -234,7 +235,8 @@ class ExactWorker:
             row = item.row
             wrong = self._read(item)
             sampled = self._sample(item, wrong) if item.samples and not row.pooling else []
-            pooled.append(torch.tensor([float(row.values[-1] % 9973)]) if item.samples else None)
+            if row.pooling:
+                pooled.append(torch.tensor([float(row.values[-1] % 9973)]) if item.samples else None)
             lost = item.num_drafts + 1 - len(sampled) if sampled else 0
             if lost:
                 del row.values[len(row.values) - lost :]
@@ -249,7 +251,7 @@ class ExactWorker:
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
             sampled_token_ids=sampled_ids if not self.knobs.pooling else [],
-            pooler_output=pooled if self.knobs.pooling else [],
+            pooler_output=pooled,
         )
         return StepResult(output, rejected, sum(len(item.tokens) for item in inputs))
 
