@@ -365,12 +365,14 @@ class Consumer {
   template <int kMine>
   __device__ void write_partial(int slot, const float (&lse)[kColumns]) {
     constexpr int kPieces = kFragment / 4;
-    float4* out = reinterpret_cast<float4*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal + thread_;
+    using Store = Partial<kRows>;
+    auto* out =
+        static_cast<typename Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal + thread_;
 #pragma unroll
     for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i) {
       const int m = kMine + i / kPieces, j = i % kPieces;
       out[(kMine * kPieces + i) * 128] =
-          make_float4(out_[m][4 * j], out_[m][4 * j + 2], out_[m][4 * j + 1], out_[m][4 * j + 3]);
+          Store::pack(out_[m][4 * j], out_[m][4 * j + 2], out_[m][4 * j + 1], out_[m][4 * j + 3]);
     }
     if (kMine == 0 && g_ == 0 && warp_ == 0) {
 #pragma unroll

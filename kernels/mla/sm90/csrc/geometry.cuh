@@ -66,7 +66,7 @@ struct DecodeParams {
   const int32_t* seq_lens;      // [requests], the step's new tokens included
   const int32_t* query_starts;  // [requests + 1]; null: every request has max_query_tokens
   const int32_t* plan;          // written by the plan kernel
-  float* partial_out;           // [2 * groups, row_tiles, rows * 512]
+  void* partial_out;            // [2 * groups, row_tiles, rows * 512] PartialValue
   float* partial_lse;           // [2 * groups, row_tiles, rows], base 2
   int32_t* counters;            // [requests, row_tiles, 4], zero at first; see SharedRequest
   int64_t q_nope_token_stride, q_nope_head_stride;  // elements

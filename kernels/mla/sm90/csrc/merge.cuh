@@ -7,7 +7,7 @@
 
 namespace tokenspeed::mla {
 
-// Partials lie in fragment order, values of 16 bytes: (low row, dim), (low row, dim + step), (high row, dim),
+// Partials lie in fragment order, four numbers a value: (low row, dim), (low row, dim + step), (high row, dim),
 // (high row, dim + step).
 //   narrow: [latent block][column block][thread], low row 8j + 2c, high row the next, dims 16w + g and 8 further
 //   wide: [latent half][column block][thread], low row 16w + g, high row 8 further, dims 8j + 2c and the next
@@ -27,6 +27,27 @@ struct FragmentIndex {
       row = block % (kRows / 8) * 8 + along;
       dim = block / (kRows / 8) * 64 + across;
     }
+  }
+};
+
+// How a value of four numbers is stored: fp32 where partials are small, bf16 where they would outweigh the KV itself
+// (64 rows: 128 KiB of fp32 for each part of a request, as much as 114 tokens of KV).
+template <int kRows>
+struct Partial {
+  using Value = float4;
+  __device__ static Value pack(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
+  __device__ static float4 unpack(const Value& v) { return v; }
+};
+
+template <>
+struct Partial<64> {
+  using Value = uint2;
+  __device__ static Value pack(float a, float b, float c, float d) {
+    return make_uint2(ptx::pack_bf16(a, b), ptx::pack_bf16(c, d));
+  }
+  __device__ static float4 unpack(const Value& v) {
+    return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u), __uint_as_float(v.y << 16),
+                       __uint_as_float(v.y & 0xFFFF0000u));
   }
 };
 
@@ -78,72 +99,111 @@ class Merger {
         thread_(threadIdx.x) {}
 
   __device__ void merge(const SharedRequest& shared) const {
-    int share = 16;  // fragment values of 16 bytes per block
+    int share = 16;  // values per block
     while (share * shared.splits < Index::kTotal) share *= 2;
     const int begin = (place_.group - shared.first_group) * share;
     if (begin >= Index::kTotal) return;
-    const int width = min(share, kConsumerThreads), shift = 31 - __clz(width);
     const QuerySpan query(p_, place_, shared.request);
-#pragma unroll 1
-    for (int offset = 0; offset < share; offset += width) {
-      const int index = begin + offset + (thread_ & (width - 1));
-      const Index at(index);
-      const RowTarget<kRows> low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + Index::kRowStep);
-      if (offset == 0) {
-        if (thread_ == 32) shared.wait(p_, place_);
-      }
-      ptx::named_sync(3, kConsumerThreads);
-      State state;
-      sum_splits(shared, index, at.row, thread_ >> shift, kConsumerThreads >> shift, state);
-      sums_[thread_] = state.sum;
-      states_[thread_] = make_float4(state.top[0], state.top[1], state.total[0], state.total[1]);
-      ptx::named_sync(3, kConsumerThreads);
-      if (thread_ < width) {
-        join_shares(width, kConsumerThreads >> shift, state);
-        write(low, at.dim, state.sum.x, state.sum.y, state.top[0], state.total[0]);
-        write(high, at.dim, state.sum.z, state.sum.w, state.top[1], state.total[1]);
-      }
+    if (share > kConsumerThreads) {
+      merge_columns(shared, query, begin, share);
+    } else {
+      merge_narrow(shared, query, begin, share);
     }
   }
 
  private:
-  // Weighted sum over some splits, for the two rows of a fragment value.
+  using Store = Partial<kRows>;
+  using Value = typename Store::Value;
+  using Target = RowTarget<kRows>;
+
+  // Weighted sum over some splits, for the two rows of a value.
   struct State {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
   };
 
-  __device__ void sum_splits(const SharedRequest& shared, int index, int row, int from, int step, State& state) const {
-    constexpr int kBatch = kRows == 16 ? 9 : 8;
-    const float4* partial = reinterpret_cast<const float4*>(p_.partial_out) + index;
-    const float* states = p_.partial_lse + row;
-    const int row_tiles = p_.head_tiles * p_.token_tiles;
+  __device__ void wait(const SharedRequest& shared) const {
+    if (thread_ == 32) shared.wait(p_, place_);
+    ptx::named_sync(3, kConsumerThreads);
+  }
+
+  // Many splits: several threads share the splits of a value.
+  __device__ void merge_narrow(const SharedRequest& shared, const QuerySpan& query, int begin, int share) const {
+    const int shift = 31 - __clz(share), shares = kConsumerThreads >> shift;
+    const int index = begin + (thread_ & (share - 1));
+    const Index at(index);
+    const Target low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + Index::kRowStep);
+    wait(shared);
+    State state;
+    constexpr int kBatch = kRows == 16 ? 9 : 17;  // 132 splits in one or two rounds
 #pragma unroll 1
-    for (int first = from; first < shared.splits; first += kBatch * step) {
-      float4 values[kBatch];
-      float2 lse[kBatch];
+    for (int first = thread_ >> shift; first < shared.splits; first += kBatch * shares) {
+      add_splits<kBatch>(shared, index, at.row, first, shares, state);
+    }
+    sums_[thread_] = state.sum;
+    states_[thread_] = make_float4(state.top[0], state.top[1], state.total[0], state.total[1]);
+    ptx::named_sync(3, kConsumerThreads);
+    if (thread_ < share) {
+      join_shares(share, shares, state);
+      write(low, high, at.dim, state);
+    }
+    ptx::named_sync(3, kConsumerThreads);
+  }
+
+  // Few splits: a thread takes whole values, several at a time.
+  __device__ void merge_columns(const SharedRequest& shared, const QuerySpan& query, int begin, int share) const {
+    constexpr int kColumns = 4, kBatch = 3;
+    wait(shared);
+#pragma unroll 1
+    for (int offset = thread_; offset < share; offset += kColumns * kConsumerThreads) {
+      State state[kColumns];
+#pragma unroll 1
+      for (int first = 0; first < shared.splits; first += kBatch) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int split = first + i * step;
-        const int slot = (2 * (shared.first_group + split) + (split == 0)) * row_tiles + place_.row_tile;
-        const bool exists = split < shared.splits;
-        values[i] = exists ? ptx::load_cached_l2(partial + int64_t{slot} * Index::kTotal)
-                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        lse[i] = exists ? load_states(states + int64_t{slot} * kRows) : make_float2(-INFINITY, -INFINITY);
+        for (int i = 0; i < kColumns; ++i) {
+          const int index = min(begin + offset + i * kConsumerThreads, Index::kTotal - 1);
+          add_splits<kBatch>(shared, index, Index(index).row, first, 1, state[i]);
+        }
       }
-      float low = state.top[0], high = state.top[1];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        low = fmaxf(low, lse[i].x);
-        high = fmaxf(high, lse[i].y);
-      }
-      rescale(state, low, high);
-      const float low_base = finite(low), high_base = finite(high);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        add(state, values[i], ptx::exp2_fast(lse[i].x - low_base), ptx::exp2_fast(lse[i].y - high_base));
+      for (int i = 0; i < kColumns; ++i) {
+        const int column = offset + i * kConsumerThreads;
+        if (column >= share || begin + column >= Index::kTotal) continue;
+        const Index at(begin + column);
+        write(Target(p_, place_, query, map_, at.row), Target(p_, place_, query, map_, at.row + Index::kRowStep), at.dim,
+              state[i]);
       }
     }
+  }
+
+  // Splits from, from + step, ...: kBatch of them, as far as they exist; all loads go out before the first is used.
+  template <int kBatch>
+  __device__ void add_splits(const SharedRequest& shared, int index, int row, int from, int step, State& state) const {
+    const Value* partial = static_cast<const Value*>(p_.partial_out) + index;
+    const float* states = p_.partial_lse + row;
+    const int row_tiles = p_.head_tiles * p_.token_tiles;
+    Value values[kBatch];
+    float2 lse[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int split = from + i * step;
+      const bool exists = split < shared.splits;
+      const int slot = (2 * (shared.first_group + split) + (split == 0)) * row_tiles + place_.row_tile;
+      values[i] = exists ? ptx::load_cached_l2(partial + int64_t{slot} * Index::kTotal) : Value{};
+      lse[i] = exists ? load_states(states + int64_t{slot} * kRows) : make_float2(-INFINITY, -INFINITY);
+    }
+    float low = state.top[0], high = state.top[1];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      low = fmaxf(low, lse[i].x);
+      high = fmaxf(high, lse[i].y);
+    }
+    rescale(state, low, high);
+    low = finite(low);
+    high = finite(high);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      add(state, Store::unpack(values[i]), ptx::exp2_fast(lse[i].x - low), ptx::exp2_fast(lse[i].y - high));
   }
 
   __device__ static float2 load_states(const float* low) {
@@ -197,8 +257,12 @@ class Merger {
     }
   }
 
-  __device__ static void write(const RowTarget<kRows>& target, int dim, float first, float second, float top,
-                               float total) {
+  __device__ static void write(const Target& low, const Target& high, int dim, const State& state) {
+    write_row(low, dim, state.sum.x, state.sum.y, state.top[0], state.total[0]);
+    write_row(high, dim, state.sum.z, state.sum.w, state.top[1], state.total[1]);
+  }
+
+  __device__ static void write_row(const Target& target, int dim, float first, float second, float top, float total) {
     if (!target.exists) return;
     const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
     target.out[dim] = __float2bfloat16(first * scale);

@@ -266,11 +266,12 @@ class WideConsumer {
 
   // In fragment order (merge.cuh), so that stores coalesce.
   __device__ void write_partial(int slot, const float (&factor)[2], const float (&lse)[2]) {
-    float4* out = reinterpret_cast<float4*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
-                  group_ * 32 * 128 + thread_;
+    using Store = Partial<kRows>;
+    Store::Value* out = static_cast<Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
+                        group_ * 32 * 128 + thread_;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      out[j * 128] = make_float4(out_[4 * j] * factor[0], out_[4 * j + 1] * factor[0], out_[4 * j + 2] * factor[1],
+      out[j * 128] = Store::pack(out_[4 * j] * factor[0], out_[4 * j + 1] * factor[0], out_[4 * j + 2] * factor[1],
                                  out_[4 * j + 3] * factor[1]);
     }
     if (group_ == 0 && c_ == 0) {
