@@ -71,6 +71,7 @@ bool Admission::answer_may_differ(const Request& request, std::uint32_t limit) c
 void Admission::remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks) {
     request.memo = {};
     request.memo.needed_blocks = needed_blocks;
+    if (request.chain.key_tokens() == 0) return;
     const auto& groups = step_.engine.kv.config().groups;
     const auto keys = request.chain.keys();
     for (kv_flat::GroupId group = 0; group < groups.size(); ++group) {

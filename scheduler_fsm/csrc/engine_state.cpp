@@ -33,6 +33,7 @@ void EngineState::admit(Request& request, kv_flat::KvSequence&& kv_sequence) {
     request.num_overtaken_steps = 0;
     request.memo = {};
     request.table_is_new = true;
+    request.has_news = true;
     if (auto* submitted = std::get_if<Submitted>(&request.state)) {
         request.state = scheduler_fsm::admit(std::move(*submitted), std::move(kv_sequence), slots.take());
     } else {
@@ -60,6 +61,7 @@ void EngineState::retract(Request& request) {
     request.num_placeholders = 0;
     request.drafts.clear();
     request.retracted_step = step;
+    request.has_news = true;
     request.lane_key = prefilled_tokens + request.num_known_tokens();
     ++request.num_retractions;
     ++counters.num_retractions;

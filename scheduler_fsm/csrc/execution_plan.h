@@ -35,6 +35,8 @@ struct ExecutionPlan {
     std::uint32_t num_tokens = 0;
     std::vector<TokenId> drafts;                     ///< of all rows, in row order
     std::vector<std::uint32_t> first_new_blocks;     ///< per row and group: table column where the new blocks begin
+    std::uint32_t num_next_drafts = 0;  ///< tokens that drafters propose per request after this step
+    bool drafts_are_unused = false;     ///< no row can use what a drafter would propose: it may rest
     std::vector<Request*> retracted;
     std::vector<Request*> ended;                     ///< finished by the plan itself: they fill the pool alone
 
@@ -43,6 +45,8 @@ struct ExecutionPlan {
         num_tokens = 0;
         drafts.clear();
         first_new_blocks.clear();
+        num_next_drafts = 0;
+        drafts_are_unused = false;
         retracted.clear();
         ended.clear();
     }
@@ -74,7 +78,7 @@ struct Delivery {
     Request* request = nullptr;
     std::uint32_t num_new_tokens = 0;  ///< the last ones of its output
     std::uint32_t num_accepted_drafts = 0;
-    bool is_first_output = false;
+    bool has_news = false;  ///< something besides tokens happened since its last delivery (first output, retraction, readmission)
     bool finished = false;
     Stop stop;
 };

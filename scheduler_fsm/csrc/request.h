@@ -84,6 +84,7 @@ class Request {
     std::vector<TokenId> drafts;             ///< to be verified next; -1 while only the worker knows them
 
     bool announced = false;              ///< a worker has seen it before
+    bool has_news = true;                ///< nothing was delivered since it was submitted, retracted or admitted
     bool table_is_new = false;           ///< its next row carries the whole table
     std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
     std::uint32_t incarnation = 0;     ///< admissions so far: tells a stale step from a current one

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace tokenspeed::scheduler_fsm {
 
@@ -68,7 +69,7 @@ void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index
     delivery.row = row_index;
     delivery.request = request;
     if (!tokens.empty()) {
-        delivery.is_first_output = request->num_output_tokens() == 0;
+        delivery.has_news = std::exchange(request->has_news, false);
         delivery.num_accepted_drafts = static_cast<std::uint32_t>(tokens.size()) - engine_.config.num_sampled_tokens;
         append_until_stop(*request, tokens, delivery);
         request->chain.extend(request->tokens);

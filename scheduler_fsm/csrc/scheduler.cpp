@@ -81,8 +81,6 @@ void Scheduler::set_drafts(RequestHandle handle, std::span<const TokenId> drafts
     request->drafts.assign(drafts.begin(), drafts.end());
 }
 
-void Scheduler::set_num_draft_tokens(std::uint32_t num_draft_tokens) { engine_.config.num_draft_tokens = num_draft_tokens; }
-
 bool Scheduler::finish(RequestHandle handle, FinishReason why) {
     Request* request = engine_.requests.find(handle);
     if (request == nullptr || request->is_finished()) return false;

@@ -41,9 +41,6 @@ class Scheduler {
     /// Sets what the request's next step verifies. Ignored for a request that does not decode.
     void set_drafts(RequestHandle handle, std::span<const TokenId> drafts);
 
-    /// Draft tokens per request from the next step on (asynchronous scheduling: drafts stay on the device).
-    void set_num_draft_tokens(std::uint32_t num_draft_tokens);
-
     /// Ends a request in whatever state it is. False when the handle is stale or the request has ended.
     bool finish(RequestHandle handle, FinishReason why);
 

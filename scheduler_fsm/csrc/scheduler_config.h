@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kv_flat/csrc/flat_kv.h"
 
@@ -29,6 +30,7 @@ struct SchedulerConfig {
     std::uint32_t decode_stagger_steps = 1;    ///< steps between two decodes of one request (pipeline parallel, asynchronous)
     std::uint32_t num_sampled_tokens = 1;      ///< per sampling step; 0 for pooling models
     std::uint32_t num_draft_tokens = 0;        ///< most draft tokens per request
+    std::vector<std::uint32_t> draft_tokens_by_batch;  ///< dynamic K: draft tokens by number of rows in the step; empty: always the most
     std::uint32_t lookahead_tokens = 0;        ///< KV slots that a drafter writes past the step's tokens
     std::uint32_t drafter_slots = 0;           ///< input rows that a drafter adds per request
     bool drop_last_match_block = false;        ///< drafters of the EAGLE kind recompute the last block of a match

@@ -125,7 +125,6 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     request.eligible_step = engine.step + engine.config.decode_stagger_steps;
     if (engine.config.async_scheduling) {
         request.num_placeholders += engine.config.num_sampled_tokens + row.num_drafts;
-        request.drafts.assign(engine.config.num_draft_tokens, -1);
     }
     if (request.is_prefilling()) {
         reservations.set(request, 0);
@@ -133,8 +132,26 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     }
 }
 
+bool StepBuilder::can_use_drafts(const PlanRow& row) const noexcept {
+    // Not after a chunk of a prompt, and not when this step, or one already in flight, surely samples the last token.
+    const std::uint32_t num_sure = row.request->num_output_tokens() + 1 + (row.num_placeholders > 0 ? 1 : 0);
+    return row.samples && num_sure < row.request->stop.max_tokens;
+}
+
+void StepBuilder::plan_drafts() {
+    const auto& by_batch = engine.config.draft_tokens_by_batch;
+    plan_.num_next_drafts = engine.config.num_draft_tokens;
+    if (!by_batch.empty()) plan_.num_next_drafts = by_batch[std::min(plan_.rows.size(), by_batch.size() - 1)];
+    plan_.drafts_are_unused = std::ranges::none_of(plan_.rows, [this](const PlanRow& row) { return can_use_drafts(row); });
+    if (!engine.config.async_scheduling) return;
+    for (const PlanRow& row : plan_.rows) {
+        if (row.samples && row.request->is_running()) row.request->drafts.assign(plan_.num_next_drafts, -1);
+    }
+}
+
 void StepBuilder::close() {
     if (plan_.rows.empty()) return;
+    if (engine.config.num_draft_tokens > 0) plan_drafts();
     StepRecord record{plan_.step, {}};
     record.rows.reserve(plan_.rows.size());
     for (const PlanRow& row : plan_.rows) {

@@ -100,6 +100,8 @@ class StepBuilder {
     [[nodiscard]] Request* last_behind(const Request& request) const noexcept;
     [[nodiscard]] PlanRow make_row(Request& request, std::uint32_t num_tokens) const noexcept;
     void append_news(Request& request);
+    [[nodiscard]] bool can_use_drafts(const PlanRow& row) const noexcept;
+    void plan_drafts();
 
     ExecutionPlan& plan_;
     std::uint32_t input_rows_;

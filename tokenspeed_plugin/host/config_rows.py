@@ -79,10 +79,6 @@ def _is_set(value: Any) -> bool:
     return value is not None
 
 
-def _is_off(value: Any) -> bool:
-    return value is False
-
-
 def _is_many(value: Any) -> bool:
     return value is not None and value > 1
 
@@ -125,7 +121,7 @@ REFUSED: tuple[Refused, ...] = (
     Refused("model_config.is_attention_free", bool, "a model without attention", "serve an attention model"),
     # features of requests
     Refused("num_prefill_lookahead_tokens", lambda v: bool(v) and v > 1, "a drafter of several MTP modules", "lower `num_speculative_tokens`"),
-    Refused("num_hash_lookahead_tokens", bool, "prefix keys that look ahead", "leave out `--prefix-hash-lookahead-tokens`"),
+    Refused("num_hash_lookahead_tokens", bool, "prefix keys that look ahead", "set `disable_lookahead_block_hashes` in `--speculative-config`"),
     Refused("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
     Refused("model_config.return_sampling_mask", bool, "returning sampling masks", "leave out `--return-sampling-mask`"),
     Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
@@ -135,6 +131,7 @@ REFUSED: tuple[Refused, ...] = (
     Refused("parallel_config.prefill_context_parallel_size", _is_many, "prefill context parallelism", "leave it out"),
     Refused("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
     # observability
+    Refused("observability_config.per_request_spec_decode_metrics", lambda v: v not in (None, "none"), "this metric", "leave it out"),
     Refused("observability_config.kv_cache_metrics", bool, "sampling of block residency", "leave out `--kv-cache-metrics`"),
     Refused("observability_config.enable_mfu_metrics", bool, "model FLOPs metrics", "leave out `--enable-mfu-metrics`"),
     Refused("observability_config.enable_logging_iteration_details", bool, "logging of iterations", "leave it out"),

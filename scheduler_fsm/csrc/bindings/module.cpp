@@ -1,9 +1,198 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "kv_flat/csrc/version.h"
+#include "scheduler_fsm/csrc/bindings/core.h"
+#include "scheduler_fsm/csrc/bindings/prompt.h"
+
+namespace py = pybind11;
+using namespace tokenspeed;  // NOLINT(google-build-using-namespace): this file only names things for Python
+
+namespace {
+
+void bind_enums(py::module_& module) {
+    py::enum_<kv_flat::Retention>(module, "Retention")
+        .value("FULL", kv_flat::Retention::kFull)
+        .value("SLIDING_WINDOW", kv_flat::Retention::kSlidingWindow);
+    py::enum_<kv_flat::KvEvent::Kind>(module, "KvEventKind")
+        .value("STORED", kv_flat::KvEvent::Kind::kStored)
+        .value("REMOVED", kv_flat::KvEvent::Kind::kRemoved)
+        .value("CLEARED", kv_flat::KvEvent::Kind::kCleared);
+    py::enum_<scheduler_fsm::QueuePolicy>(module, "QueuePolicy")
+        .value("FCFS", scheduler_fsm::QueuePolicy::kFcfs)
+        .value("PRIORITY", scheduler_fsm::QueuePolicy::kPriority);
+    py::enum_<scheduler_fsm::PauseLevel>(module, "PauseLevel")
+        .value("NONE", scheduler_fsm::PauseLevel::kNone)
+        .value("NEW", scheduler_fsm::PauseLevel::kNew)
+        .value("ALL", scheduler_fsm::PauseLevel::kAll);
+    py::enum_<scheduler_fsm::FinishReason>(module, "FinishReason")
+        .value("STOP", scheduler_fsm::FinishReason::kStop)
+        .value("LENGTH", scheduler_fsm::FinishReason::kLength)
+        .value("ABORT", scheduler_fsm::FinishReason::kAbort)
+        .value("TIMEOUT", scheduler_fsm::FinishReason::kTimeout)
+        .value("ERROR", scheduler_fsm::FinishReason::kError)
+        .value("REPETITION", scheduler_fsm::FinishReason::kRepetition);
+}
+
+void bind_config(py::module_& module) {
+    using kv_flat::GroupSpec;
+    using kv_flat::KvConfig;
+    using scheduler_fsm::SchedulerConfig;
+    py::class_<GroupSpec>(module, "GroupSpec")
+        .def(py::init([](std::string name, std::uint32_t block_tokens, kv_flat::Retention retention, std::uint32_t window_tokens) {
+                 return GroupSpec{std::move(name), block_tokens, retention, window_tokens};
+             }),
+             py::kw_only(), py::arg("name"), py::arg("block_tokens"), py::arg("retention"), py::arg("window_tokens") = 0)
+        .def_readonly("name", &GroupSpec::name)
+        .def_readonly("block_tokens", &GroupSpec::block_tokens)
+        .def_readonly("retention", &GroupSpec::retention)
+        .def_readonly("window_tokens", &GroupSpec::window_tokens);
+    py::class_<KvConfig>(module, "KvConfig")
+        .def(py::init<>())
+        .def_readwrite("num_blocks", &KvConfig::num_blocks)
+        .def_readwrite("key_tokens", &KvConfig::key_tokens)
+        .def_readwrite("in_flight_tokens", &KvConfig::in_flight_tokens)
+        .def_readwrite("prefix_caching", &KvConfig::prefix_caching)
+        .def_readwrite("record_events", &KvConfig::record_events)
+        .def_readwrite("groups", &KvConfig::groups);
+    py::class_<SchedulerConfig>(module, "SchedulerConfig")
+        .def(py::init<>())
+        .def_readwrite("kv", &SchedulerConfig::kv)
+        .def_readwrite("policy", &SchedulerConfig::policy)
+        .def_readwrite("max_num_seqs", &SchedulerConfig::max_num_seqs)
+        .def_readwrite("max_num_active_seqs", &SchedulerConfig::max_num_active_seqs)
+        .def_readwrite("max_scheduled_tokens", &SchedulerConfig::max_scheduled_tokens)
+        .def_readwrite("max_model_tokens", &SchedulerConfig::max_model_tokens)
+        .def_readwrite("long_prefill_tokens", &SchedulerConfig::long_prefill_tokens)
+        .def_readwrite("long_prefill_adaptive", &SchedulerConfig::long_prefill_adaptive)
+        .def_readwrite("chunked_prefill", &SchedulerConfig::chunked_prefill)
+        .def_readwrite("reserve_full_sequence", &SchedulerConfig::reserve_full_sequence)
+        .def_readwrite("watermark", &SchedulerConfig::watermark)
+        .def_readwrite("async_scheduling", &SchedulerConfig::async_scheduling)
+        .def_readwrite("decode_stagger_steps", &SchedulerConfig::decode_stagger_steps)
+        .def_readwrite("num_sampled_tokens", &SchedulerConfig::num_sampled_tokens)
+        .def_readwrite("num_draft_tokens", &SchedulerConfig::num_draft_tokens)
+        .def_readwrite("draft_tokens_by_batch", &SchedulerConfig::draft_tokens_by_batch)
+        .def_readwrite("lookahead_tokens", &SchedulerConfig::lookahead_tokens)
+        .def_readwrite("drafter_slots", &SchedulerConfig::drafter_slots)
+        .def_readwrite("drop_last_match_block", &SchedulerConfig::drop_last_match_block)
+        .def_readwrite("max_adapters", &SchedulerConfig::max_adapters);
+    py::class_<bindings::RunnerProtocol>(module, "RunnerProtocol")
+        .def(py::init([](bool resumed_as_new, bool sends_history, bool sends_new_tokens, bool zeroes_blocks) {
+                 return bindings::RunnerProtocol{resumed_as_new, sends_history, sends_new_tokens, zeroes_blocks};
+             }),
+             py::kw_only(), py::arg("resumed_as_new"), py::arg("sends_history"), py::arg("sends_new_tokens"),
+             py::arg("zeroes_blocks"));
+}
+
+void bind_requests(py::module_& module) {
+    using scheduler_fsm::RepetitionRule;
+    using scheduler_fsm::StopRules;
+    py::class_<scheduler_fsm::PreparedPrompt>(module, "PreparedPrompt")
+        .def_property_readonly("num_tokens", [](const scheduler_fsm::PreparedPrompt& prompt) { return prompt.tokens.size(); })
+        .def_property_readonly("keys", [](const scheduler_fsm::PreparedPrompt& prompt) {
+            py::list keys;
+            for (const kv_flat::Digest& key : prompt.chain.keys()) {
+                keys.append(py::bytes(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()));
+            }
+            return keys;
+        });
+    module.def("prepare_prompt", &bindings::prepare_prompt, py::kw_only(), py::arg("tokens"), py::arg("key_tokens"),
+               py::arg("salt") = "", py::arg("adapter") = "", py::arg("content_spans") = py::list());
+    py::class_<StopRules>(module, "StopRules")
+        .def(py::init([](std::optional<std::int32_t> eos, std::vector<std::int32_t> stops, std::uint32_t min_tokens,
+                         std::uint32_t max_tokens, std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> repetition) {
+                 const auto [shortest, longest, count] = repetition;
+                 return StopRules{eos, std::move(stops), min_tokens, max_tokens, RepetitionRule{shortest, longest, count}};
+             }),
+             py::kw_only(), py::arg("eos_token"), py::arg("stop_tokens"), py::arg("min_tokens"), py::arg("max_tokens"),
+             py::arg("repetition") = std::make_tuple(0U, 0U, 0U));
+}
+
+std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, scheduler_fsm::PreparedPrompt& prompt,
+                     const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int32_t priority,
+                     double arrival_time_s, std::int32_t adapter, bool may_read_cache, bool ready, bool is_plain,
+                     bool has_grammar) {
+    scheduler_fsm::RequestSpec spec;
+    spec.label = req_id;
+    spec.prompt = std::move(prompt);
+    spec.stop = stop;
+    spec.priority = priority;
+    spec.arrival_time_s = arrival_time_s;
+    spec.adapter = adapter;
+    spec.may_read_cache = may_read_cache;
+    spec.ready = ready;
+    return core.submit(std::move(spec), {std::move(req_id), std::move(request), client_index, is_plain, has_grammar});
+}
+
+void bind_plan(py::module_& module) {
+    using bindings::PlanColumns;
+    py::class_<PlanColumns>(module, "PlanColumns")
+        .def_readonly("step", &PlanColumns::step)
+        .def_readonly("num_tokens", &PlanColumns::num_tokens)
+        .def_readonly("num_scheduled_tokens", &PlanColumns::num_scheduled_tokens)
+        .def_readonly("new_rows", &PlanColumns::new_rows)
+        .def_readonly("admitted", &PlanColumns::admitted)
+        .def_readonly("req_ids", &PlanColumns::req_ids)
+        .def_readonly("resumed_req_ids", &PlanColumns::resumed_req_ids)
+        .def_readonly("new_token_ids", &PlanColumns::new_token_ids)
+        .def_readonly("all_token_ids", &PlanColumns::all_token_ids)
+        .def_readonly("new_block_ids", &PlanColumns::new_block_ids)
+        .def_readonly("num_computed_tokens", &PlanColumns::num_computed_tokens)
+        .def_readonly("num_output_tokens", &PlanColumns::num_output_tokens)
+        .def_readonly("spec_tokens", &PlanColumns::spec_tokens)
+        .def_readonly("num_next_drafts", &PlanColumns::num_next_drafts)
+        .def_readonly("drafts_are_unused", &PlanColumns::drafts_are_unused)
+        .def_readonly("retracted", &PlanColumns::retracted)
+        .def_readonly("ended", &PlanColumns::ended)
+        .def_readonly("blocks_to_zero", &PlanColumns::blocks_to_zero)
+        .def_readonly("grammar_req_ids", &PlanColumns::grammar_req_ids)
+        .def_readonly("waits_for_grammar_tokens", &PlanColumns::waits_for_grammar_tokens);
+}
+
+void bind_core(py::module_& module) {
+    using bindings::Core;
+    py::register_exception<bindings::RefusedRequest>(module, "RefusedRequest", PyExc_ValueError);
+    py::class_<Core>(module, "Core")
+        .def(py::init<scheduler_fsm::SchedulerConfig, bindings::RunnerProtocol, py::object>(), py::kw_only(), py::arg("config"),
+             py::arg("protocol"), py::arg("output_class"))
+        .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"), py::arg("stop"),
+             py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"), py::arg("adapter"),
+             py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"), py::arg("has_grammar"))
+        .def("open_gate", &Core::open_gate)
+        .def("plan", &Core::plan)
+        .def("advance", &Core::advance)
+        .def("finish", &Core::finish)
+        .def("release", &Core::release)
+        .def("set_drafts", &Core::set_drafts)
+        .def("retract_all", &Core::retract_all)
+        .def("reset_prefix_cache", &Core::reset_prefix_cache)
+        .def("drain_kv_events", &Core::drain_kv_events)
+        .def("known_tokens", &Core::known_tokens)
+        .def("block_ids", &Core::block_ids)
+        .def("state_of", &Core::state_of)
+        .def("counters", &Core::counters)
+        .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
+        .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
+        .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })
+        .def_property_readonly("num_parked", [](const Core& core) { return core.scheduler().state().num_parked; })
+        .def_property_readonly("num_steps_in_flight", [](const Core& core) { return core.scheduler().state().in_flight.size(); })
+        .def_property_readonly("kv_usage", [](const Core& core) {
+            const kv_flat::BlockPool& pool = core.scheduler().state().kv.pool();
+            return static_cast<double>(pool.num_in_use()) / static_cast<double>(pool.num_usable());
+        });
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_core, module) {
     module.doc() = "C++ control plane of tokenspeed-plugin: request states, scheduling policy and the flat KV manager.";
-    module.attr("core_version") = tokenspeed::kv_flat::core_version();
+    module.attr("core_version") = kv_flat::core_version();
+    module.attr("key_format") = std::string(kv_flat::kKeyFormat);
+    bind_enums(module);
+    bind_config(module);
+    bind_requests(module);
+    bind_plan(module);
+    bind_core(module);
 }

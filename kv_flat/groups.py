@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KV cache groups, reduced to what block bookkeeping depends on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+# By class name, so that this room needs no vLLM. Subclasses are found through the method resolution order, the nearest name first.
+_WINDOWED = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
+_FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+
+
+class UnsupportedGroupError(ValueError):
+    """A KV cache group of a kind that the flat manager does not know."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV cache group.
+
+    Attributes:
+        name: of its first layer, for messages.
+        block_tokens: tokens in a block.
+        window_tokens: how far back a token reads, itself included; None when it reads everything.
+    """
+
+    name: str
+    block_tokens: int
+    window_tokens: int | None = None
+
+
+def groups_from(kv_cache_groups: Iterable[Any]) -> list[Group]:
+    """The groups of a vLLM `KVCacheConfig`, in its order.
+
+    Raises:
+        UnsupportedGroupError: names the group, its kind and the kinds that are known.
+    """
+    return [_group(group) for group in kv_cache_groups]
+
+
+def _group(group: Any) -> Group:
+    spec = group.kv_cache_spec
+    # Layers of unequal width share one table, so any of them tells how tokens map to blocks.
+    layers = getattr(spec, "kv_cache_specs", None)
+    if layers:
+        spec = next(iter(layers.values()))
+    name = group.layer_names[0] if group.layer_names else type(spec).__name__
+    for cls in type(spec).__mro__:
+        if cls.__name__ in _WINDOWED:
+            return Group(name, spec.block_size, spec.sliding_window)
+        if cls.__name__ in _FULL:
+            return Group(name, spec.block_size)
+    known = ", ".join(sorted(_FULL | _WINDOWED))
+    msg = f"KV cache group of layer {name!r} is a {type(spec).__name__}; known kinds: {known}"
+    raise UnsupportedGroupError(msg)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the compiled core. Sizes are counts of tokens or blocks; handles are opaque integers."""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+core_version: str
+key_format: str
+
+class Retention(Enum):
+    FULL = ...
+    SLIDING_WINDOW = ...
+
+class KvEventKind(Enum):
+    STORED = ...
+    REMOVED = ...
+    CLEARED = ...
+
+class QueuePolicy(Enum):
+    FCFS = ...
+    PRIORITY = ...
+
+class PauseLevel(Enum):
+    NONE = ...
+    NEW = ...
+    ALL = ...
+
+class FinishReason(Enum):
+    STOP = ...
+    LENGTH = ...
+    ABORT = ...
+    TIMEOUT = ...
+    ERROR = ...
+    REPETITION = ...
+
+class RefusedRequest(ValueError): ...  # noqa: N818
+
+class GroupSpec:
+    name: str
+    block_tokens: int
+    retention: Retention
+    window_tokens: int
+    def __init__(self, *, name: str, block_tokens: int, retention: Retention, window_tokens: int = 0) -> None: ...
+
+class KvConfig:
+    num_blocks: int
+    key_tokens: int
+    in_flight_tokens: int
+    prefix_caching: bool
+    record_events: bool
+    groups: list[GroupSpec]
+
+class SchedulerConfig:
+    kv: KvConfig
+    policy: QueuePolicy
+    max_num_seqs: int
+    max_num_active_seqs: int
+    max_scheduled_tokens: int
+    max_model_tokens: int
+    long_prefill_tokens: int
+    long_prefill_adaptive: bool
+    chunked_prefill: bool
+    reserve_full_sequence: bool
+    watermark: float
+    async_scheduling: bool
+    decode_stagger_steps: int
+    num_sampled_tokens: int
+    num_draft_tokens: int
+    draft_tokens_by_batch: list[int]
+    lookahead_tokens: int
+    drafter_slots: int
+    drop_last_match_block: bool
+    max_adapters: int
+
+class RunnerProtocol:
+    def __init__(
+        self, *, resumed_as_new: bool, sends_history: bool, sends_new_tokens: bool, zeroes_blocks: bool
+    ) -> None: ...
+
+class PreparedPrompt:
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def keys(self) -> list[bytes]: ...
+
+def prepare_prompt(
+    *,
+    tokens: list[int],
+    key_tokens: int,
+    salt: str = "",
+    adapter: str = "",
+    content_spans: Sequence[tuple[int, int, str]] = (),
+) -> PreparedPrompt: ...
+
+class StopRules:
+    def __init__(
+        self,
+        *,
+        eos_token: int | None,
+        stop_tokens: Sequence[int],
+        min_tokens: int,
+        max_tokens: int,
+        repetition: tuple[int, int, int] = (0, 0, 0),
+    ) -> None: ...
+
+class PlanColumns:
+    step: int
+    num_tokens: int
+    num_scheduled_tokens: dict[str, int]
+    new_rows: list[tuple[Any, tuple[list[int], ...], int, list[int] | None]]
+    admitted: list[tuple[Any, int]]
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_token_ids: list[list[int]]
+    all_token_ids: dict[str, list[int]]
+    new_block_ids: list[tuple[list[int], ...] | None]
+    num_computed_tokens: list[int]
+    num_output_tokens: list[int]
+    spec_tokens: dict[str, list[int]]
+    retracted: list[Any]
+    ended: list[Any]
+    blocks_to_zero: list[int] | None
+    grammar_req_ids: list[str]
+    num_next_drafts: int
+    drafts_are_unused: bool
+    waits_for_grammar_tokens: bool
+
+SpecialRow = tuple[Any, int, int, list[int], int, int | None, int, int]
+DraftTally = tuple[int, int, int, list[int], list[int]]
+
+class Core:
+    def __init__(self, *, config: SchedulerConfig, protocol: RunnerProtocol, output_class: type) -> None: ...
+    def submit(
+        self,
+        *,
+        req_id: str,
+        request: Any,
+        prompt: PreparedPrompt,
+        stop: StopRules,
+        client_index: int,
+        priority: int,
+        arrival_time_s: float,
+        adapter: int,
+        may_read_cache: bool,
+        ready: bool,
+        is_plain: bool,
+        has_grammar: bool,
+    ) -> int: ...
+    def open_gate(self, handle: int) -> None: ...
+    def plan(self, pause: PauseLevel, throttle_prefills: bool) -> PlanColumns: ...
+    def advance(
+        self, step: int, sampled: list[list[int]], positions: dict[str, int], all_special: bool
+    ) -> tuple[dict[int, list[Any]], list[SpecialRow], DraftTally | None] | None: ...
+    def finish(self, handle: int, why: FinishReason) -> bool: ...
+    def release(self, handle: int) -> None: ...
+    def set_drafts(self, handle: int, drafts: list[int]) -> None: ...
+    def retract_all(self) -> list[Any]: ...
+    def reset_prefix_cache(self) -> bool: ...
+    def drain_kv_events(self) -> list[tuple[KvEventKind, int, int, bytes, bytes | None, list[int]]]: ...
+    def known_tokens(self, handle: int) -> list[int]: ...
+    def block_ids(self, handle: int) -> tuple[list[int], ...] | None: ...
+    def state_of(self, handle: int) -> str: ...
+    def counters(self) -> dict[str, int]: ...
+    def check_integrity(self) -> None: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_parked(self) -> int: ...
+    @property
+    def num_steps_in_flight(self) -> int: ...
+    @property
+    def kv_usage(self) -> float: ...

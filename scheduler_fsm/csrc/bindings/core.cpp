@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/bindings/core.h"
+
+#include <algorithm>
+
+#include "scheduler_fsm/csrc/bindings/prompt.h"
+#include "scheduler_fsm/csrc/bindings/py_handle.h"
+
+namespace tokenspeed::bindings {
+
+using scheduler_fsm::Request;
+using scheduler_fsm::RequestHandle;
+
+Core::Core(scheduler_fsm::SchedulerConfig config, RunnerProtocol protocol, py::object output_class)
+    : scheduler_(std::move(config)),
+      protocol_(protocol),
+      writer_(views_, protocol_, scheduler_.state().kv.config().groups),
+      results_(views_) {
+    results_.set_output_class(std::move(output_class));
+}
+
+std::uint64_t Core::submit(scheduler_fsm::RequestSpec spec, RequestView view) {
+    auto outcome = scheduler_.submit(std::move(spec));
+    if (const auto* refusal = std::get_if<scheduler_fsm::Refusal>(&outcome)) throw RefusedRequest(refusal->message);
+    const auto handle = std::get<RequestHandle>(outcome);
+    views_.put(handle, std::move(view));
+    return pack(handle);
+}
+
+PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills) {
+    return writer_.write(scheduler_.plan({pause, throttle_prefills}));
+}
+
+py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special) {
+    const auto& in_flight = scheduler_.state().in_flight;
+    const auto found = std::ranges::find(in_flight, step, &scheduler_fsm::StepRecord::step);
+    if (found == in_flight.end()) {
+        static_cast<void>(scheduler_.advance({step, {}, {}}));  // counted
+        return py::none();
+    }
+    const scheduler_fsm::StepRecord record = *found;
+    results_.read(scheduler_, record, sampled, positions, sampled_);
+    const auto deliveries = scheduler_.advance({step, sampled_.tokens, sampled_.offsets});
+    return results_.write(deliveries, record, sampled_, all_special);
+}
+
+void Core::release(std::uint64_t handle) {
+    scheduler_.release(unpack(handle));
+    views_.drop(unpack(handle));
+}
+
+void Core::set_drafts(std::uint64_t handle, const py::list& drafts) {
+    // Drafters pad with -1: what stands behind the first one is no proposal.
+    std::vector<kv_flat::TokenId> tokens;
+    for (const auto& draft : drafts) {
+        const auto token = draft.cast<kv_flat::TokenId>();
+        if (token < 0) break;
+        tokens.push_back(token);
+    }
+    scheduler_.set_drafts(unpack(handle), tokens);
+}
+
+py::list Core::retract_all() {
+    scheduler_.retract_all();
+    py::list requests;
+    for (const Request* request : scheduler_.take_outside_retractions()) requests.append(views_.of(*request).request);
+    return requests;
+}
+
+py::list Core::drain_kv_events() {
+    const auto as_bytes = [](const kv_flat::Digest& key) {
+        return py::bytes(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
+    };
+    py::list events;
+    for (const kv_flat::KvEvent& event : scheduler_.kv().pool().events().drain()) {
+        const py::object parent = event.has_parent ? py::object(as_bytes(event.parent)) : py::none();
+        events.append(py::make_tuple(event.kind, event.group, event.block_tokens, as_bytes(event.key), parent,
+                                     int_list(event.tokens)));
+    }
+    return events;
+}
+
+const Request& Core::live(std::uint64_t handle) const {
+    const Request* request = scheduler_.find(unpack(handle));
+    if (request == nullptr) throw py::key_error("no request has handle " + std::to_string(handle));
+    return *request;
+}
+
+py::list Core::known_tokens(std::uint64_t handle) const { return int_list(live(handle).tokens); }
+
+py::object Core::block_ids(std::uint64_t handle) const {
+    const kv_flat::KvSequence* sequence = live(handle).kv();
+    if (sequence == nullptr) return py::none();
+    py::tuple groups(sequence->num_groups());
+    for (kv_flat::GroupId group = 0; group < sequence->num_groups(); ++group) {
+        groups[group] = int_list(sequence->table(group).ids());
+    }
+    return groups;
+}
+
+std::string Core::state_of(std::uint64_t handle) const { return std::string(state_name(live(handle).state)); }
+
+py::dict Core::counters() const {
+    const auto& counters = scheduler_.state().counters;
+    const kv_flat::BlockPool& pool = scheduler_.state().kv.pool();
+    py::dict values;
+    values["cache_requests"] = counters.num_cache_requests;
+    values["cache_queried_tokens"] = counters.num_cache_queried_tokens;
+    values["cache_hit_tokens"] = counters.num_cache_hit_tokens;
+    values["readmissions"] = counters.num_readmissions;
+    values["readmission_queried_tokens"] = counters.num_readmission_queried_tokens;
+    values["readmission_hit_tokens"] = counters.num_readmission_hit_tokens;
+    values["retractions"] = counters.num_retractions;
+    values["late_rows"] = counters.num_late_rows;
+    values["unknown_steps"] = counters.num_unknown_steps;
+    values["evictions"] = pool.num_evictions();
+    values["usable_blocks"] = pool.num_usable();
+    values["free_blocks"] = pool.num_free();
+    values["cached_blocks"] = pool.num_cached();
+    return values;
+}
+
+}  // namespace tokenspeed::bindings

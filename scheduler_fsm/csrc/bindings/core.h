@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "scheduler_fsm/csrc/bindings/plan_writer.h"
+#include "scheduler_fsm/csrc/bindings/request_view.h"
+#include "scheduler_fsm/csrc/bindings/result_io.h"
+#include "scheduler_fsm/csrc/scheduler.h"
+
+namespace tokenspeed::bindings {
+
+/// A request that can never run. The message is for its client.
+class RefusedRequest : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+/// The scheduler as Python sees it: the core, and the few Python objects that each request drags along.
+class Core {
+  public:
+    Core(scheduler_fsm::SchedulerConfig config, RunnerProtocol protocol, py::object output_class);
+
+    /// Throws RefusedRequest.
+    std::uint64_t submit(scheduler_fsm::RequestSpec spec, RequestView view);
+    void open_gate(std::uint64_t handle) { scheduler_.open_gate(unpack(handle)); }
+
+    [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills);
+    /// @returns what ResultIo::write returns, or None for a step that is not in flight
+    [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special);
+
+    bool finish(std::uint64_t handle, scheduler_fsm::FinishReason why) { return scheduler_.finish(unpack(handle), why); }
+    void release(std::uint64_t handle);
+    void set_drafts(std::uint64_t handle, const py::list& drafts);
+
+    /// The requests whose KV it took.
+    [[nodiscard]] py::list retract_all();
+    [[nodiscard]] bool reset_prefix_cache() { return scheduler_.reset_prefix_cache(); }
+
+    /// list[(kind, group, block_tokens, key, parent key | None, token ids)] since the last call
+    [[nodiscard]] py::list drain_kv_events();
+    [[nodiscard]] py::list known_tokens(std::uint64_t handle) const;
+    /// Block ids by group, or None when it holds no KV.
+    [[nodiscard]] py::object block_ids(std::uint64_t handle) const;
+    [[nodiscard]] std::string state_of(std::uint64_t handle) const;
+    [[nodiscard]] py::dict counters() const;
+
+    [[nodiscard]] const scheduler_fsm::Scheduler& scheduler() const noexcept { return scheduler_; }
+
+  private:
+    [[nodiscard]] const scheduler_fsm::Request& live(std::uint64_t handle) const;
+
+    scheduler_fsm::Scheduler scheduler_;
+    RunnerProtocol protocol_;
+    RequestViews views_;
+    PlanWriter writer_;
+    ResultIo results_;
+    SampledTokens sampled_;  // kept for its capacity
+};
+
+}  // namespace tokenspeed::bindings

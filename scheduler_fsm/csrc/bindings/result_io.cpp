@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/bindings/result_io.h"
+
+#include <map>
+
+#include "scheduler_fsm/csrc/bindings/py_handle.h"
+
+namespace tokenspeed::bindings {
+
+using scheduler_fsm::Delivery;
+using scheduler_fsm::Request;
+using scheduler_fsm::StepRecord;
+
+namespace {
+
+void append_ids(PyObject* list, std::vector<kv_flat::TokenId>& tokens) {
+    const Py_ssize_t size = PyList_GET_SIZE(list);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+        const long id = PyLong_AsLong(PyList_GET_ITEM(list, i));
+        if (id == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        tokens.push_back(static_cast<kv_flat::TokenId>(id));
+    }
+}
+
+}  // namespace
+
+void DraftTally::add(std::uint32_t drafts, std::uint32_t accepted) {
+    ++num_rows;
+    num_drafts += drafts;
+    num_accepted += accepted;
+    if (drafts_by_position.size() < drafts) {
+        drafts_by_position.resize(drafts);
+        accepted_by_position.resize(drafts);
+    }
+    for (std::uint32_t position = 0; position < drafts; ++position) ++drafts_by_position[position];
+    for (std::uint32_t position = 0; position < accepted; ++position) ++accepted_by_position[position];
+}
+
+void SampledTokens::clear() {
+    tokens.clear();
+    offsets.clear();
+    lists.clear();
+    positions.clear();
+}
+
+void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord& record, const py::list& sampled,
+                    const py::dict& positions, SampledTokens& out) const {
+    out.clear();
+    out.offsets.push_back(0);
+    for (const StepRecord::Row& row : record.rows) {
+        PyObject* list = nullptr;
+        Py_ssize_t position = -1;
+        const Request* request = scheduler.find(row.handle);
+        if (request != nullptr && !request->is_finished()) {
+            const RequestView& view = views_.of(*request);
+            PyObject* place = PyDict_GetItemWithError(positions.ptr(), view.req_id.ptr());
+            if (place == nullptr) {
+                if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+                throw py::key_error("the model runner's output has no row for request " + request->label +
+                                    ", which was scheduled in step " + std::to_string(record.step));
+            }
+            position = PyLong_AsSsize_t(place);
+            if (position < PyList_GET_SIZE(sampled.ptr())) list = PyList_GET_ITEM(sampled.ptr(), position);
+            if (list != nullptr && !PyList_CheckExact(list)) throw py::type_error("sampled_token_ids must hold lists of integers");
+            if (list != nullptr) append_ids(list, out.tokens);
+        }
+        out.lists.push_back(list);
+        out.positions.push_back(position);
+        out.offsets.push_back(static_cast<std::uint32_t>(out.tokens.size()));
+    }
+}
+
+py::object ResultIo::new_token_list(const Delivery& delivery, const SampledTokens& sampled) const {
+    PyObject* list = sampled.lists[delivery.row];
+    if (list == nullptr) return checked(PyList_New(0));
+    // Nothing was cut off: the runner's list is the answer. A cut one is copied, as the runner may still look at its own.
+    if (PyList_GET_SIZE(list) == static_cast<Py_ssize_t>(delivery.num_new_tokens)) return py::reinterpret_borrow<py::object>(list);
+    return checked(PyList_GetSlice(list, 0, static_cast<Py_ssize_t>(delivery.num_new_tokens)));
+}
+
+py::tuple ResultIo::special_row(const Delivery& delivery, const StepRecord& record, const SampledTokens& sampled) const {
+    const RequestView& view = views_.of(*delivery.request);
+    const py::object stop_token = delivery.stop.token ? py::cast(*delivery.stop.token) : py::none();
+    const int reason = delivery.finished ? static_cast<int>(delivery.stop.reason) : -1;
+    return py::make_tuple(view.request, pack(delivery.request->handle), sampled.positions[delivery.row],
+                          new_token_list(delivery, sampled), reason, stop_token,
+                          record.rows[delivery.row].num_drafts, delivery.num_accepted_drafts);
+}
+
+py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord& record, const SampledTokens& sampled,
+                          bool all_special) const {
+    py::dict by_client;
+    py::list special;
+    std::map<std::uint32_t, PyObject*> lists;  // borrowed from by_client
+    DraftTally tally;
+    for (const Delivery& delivery : deliveries) {
+        const std::uint32_t num_drafts = record.rows[delivery.row].num_drafts;
+        if (num_drafts > 0 && delivery.num_new_tokens > 0) tally.add(num_drafts, delivery.num_accepted_drafts);
+        const RequestView& view = views_.of(*delivery.request);
+        const bool has_output = delivery.num_new_tokens > 0 || record.rows[delivery.row].samples;
+        if (!has_output) continue;  // a chunk of a prompt
+        const bool is_steady = view.is_plain && !delivery.has_news && !delivery.finished && !all_special;
+        if (!is_steady) {
+            special.append(special_row(delivery, record, sampled));
+            continue;
+        }
+        if (delivery.num_new_tokens == 0) continue;
+        PyObject*& list = lists[view.client_index];
+        if (list == nullptr) {
+            py::list created;
+            by_client[py::int_(view.client_index)] = created;
+            list = created.ptr();
+        }
+        const py::object tokens = new_token_list(delivery, sampled);
+        PyObject* arguments[] = {view.req_id.ptr(), tokens.ptr()};
+        const py::object output = checked(PyObject_Vectorcall(output_class_.ptr(), arguments, 2, nullptr));
+        if (PyList_Append(list, output.ptr()) != 0) throw py::error_already_set();
+    }
+    py::object drafts = py::none();
+    if (tally.num_rows > 0) {
+        drafts = py::make_tuple(tally.num_rows, tally.num_drafts, tally.num_accepted, int_list(tally.drafts_by_position),
+                                int_list(tally.accepted_by_position));
+    }
+    return py::make_tuple(std::move(by_client), std::move(special), std::move(drafts));
+}
+
+}  // namespace tokenspeed::bindings

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <span>
+#include <vector>
+
+#include "scheduler_fsm/csrc/bindings/request_view.h"
+#include "scheduler_fsm/csrc/execution_plan.h"
+#include "scheduler_fsm/csrc/scheduler.h"
+
+namespace tokenspeed::bindings {
+
+/// The sampled tokens of one step, read out of vLLM's ModelRunnerOutput in the order of the plan's rows.
+struct SampledTokens {
+    std::vector<kv_flat::TokenId> tokens;
+    std::vector<std::uint32_t> offsets;
+    std::vector<PyObject*> lists;      ///< borrowed, per row: the runner's own list, or null
+    std::vector<Py_ssize_t> positions; ///< per row: its place in the runner's batch, or -1
+
+    void clear();
+};
+
+/// How one step's drafts fared, in the terms of vLLM's SpecDecodingStats.
+struct DraftTally {
+    std::uint32_t num_rows = 0;
+    std::uint32_t num_drafts = 0;
+    std::uint32_t num_accepted = 0;
+    std::vector<std::uint32_t> drafts_by_position;
+    std::vector<std::uint32_t> accepted_by_position;
+
+    void add(std::uint32_t drafts, std::uint32_t accepted);
+};
+
+/// Reads model output and writes EngineCoreOutputs.
+class ResultIo {
+  public:
+    explicit ResultIo(const RequestViews& views) noexcept : views_(views) {}
+
+    /// vLLM's EngineCoreOutput class.
+    void set_output_class(py::object output_class) { output_class_ = std::move(output_class); }
+
+    /// @param sampled list[list[int]], in the order of the runner's batch; may be empty when nothing was sampled
+    /// @param positions dict[str, int]: request id -> place in that batch
+    void read(const scheduler_fsm::Scheduler& scheduler, const scheduler_fsm::StepRecord& record, const py::list& sampled,
+              const py::dict& positions, SampledTokens& out) const;
+
+    /// Plain rows become EngineCoreOutputs by client; every other row is handed to Python.
+    /// @returns (dict[client, list[EngineCoreOutput]], list[(Request, handle, position, new_token_ids, reason | -1,
+    ///          stop token | None, num_drafts, num_accepted)],
+    ///          (rows with drafts, drafts, accepted, drafts by position, accepted by position) | None)
+    [[nodiscard]] py::tuple write(std::span<const scheduler_fsm::Delivery> deliveries, const scheduler_fsm::StepRecord& record,
+                                  const SampledTokens& sampled, bool all_special) const;
+
+  private:
+    [[nodiscard]] py::object new_token_list(const scheduler_fsm::Delivery& delivery, const SampledTokens& sampled) const;
+    [[nodiscard]] py::tuple special_row(const scheduler_fsm::Delivery& delivery, const scheduler_fsm::StepRecord& record,
+                                        const SampledTokens& sampled) const;
+
+    const RequestViews& views_;
+    py::object output_class_;
+};
+
+}  // namespace tokenspeed::bindings

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core's cache events, published as vLLM's."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed_plugin.host.names import (
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventPublisherFactory,
+    KVEventBatch,
+    maybe_convert_block_hash,
+)
+from tokenspeed_plugin.scheduler_fsm._core import Core, KvEventKind
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import KVEventsConfig, VllmConfig
+
+
+class KvEventFeed:
+    """Publishes what became hittable and what no longer is, after each step."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        events = vllm_config.kv_events_config
+        self._enabled = events is not None and events.enable_kv_cache_events
+        self._publisher = EventPublisherFactory.create(events, vllm_config.parallel_config.data_parallel_index)
+
+    def publish(self, core: Core) -> None:
+        """Publish the core's events since the last call."""
+        if self._enabled and (events := core.drain_kv_events()):
+            self._publisher.publish(KVEventBatch(ts=time.time(), events=[_event(*event) for event in events]))
+
+    def publisher_config(self) -> "KVEventsConfig | None":
+        """The publisher's resolved configuration, for subscribers."""
+        config: KVEventsConfig | None = self._publisher.get_publisher_config()
+        return config
+
+    def shutdown(self) -> None:
+        """Stop publishing."""
+        self._publisher.shutdown()
+
+
+def _event(
+    kind: KvEventKind, group: int, block_tokens: int, key: bytes, parent: bytes | None, token_ids: list[int]
+) -> Any:
+    if kind is KvEventKind.CLEARED:
+        return AllBlocksCleared()
+    if kind is KvEventKind.REMOVED:
+        return BlockRemoved(block_hashes=[maybe_convert_block_hash(key)], medium=MEDIUM_GPU, group_idx=group)
+    return BlockStored(
+        block_hashes=[maybe_convert_block_hash(key)],
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+        token_ids=token_ids,
+        block_size=block_tokens,
+        lora_id=None,
+        medium=MEDIUM_GPU,
+        lora_name=None,
+        group_idx=group,
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's requests, in the core's terms."""
+
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed_plugin.scheduler_fsm import _core
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import Request, SamplingParams
+
+# Where the prepared prompt rides on vLLM's request, from EngineCore's input thread to the scheduler.
+_PROMPT = "_tokenspeed_prompt"
+
+
+class PromptImporter:
+    """Turns prompts into token arrays with their prefix keys.
+
+    Stands in for vLLM's block hasher: EngineCore calls it once for each new request, in its input thread, so that hashing neither
+    holds up a step nor the GIL.
+    """
+
+    def __init__(self, key_tokens: int) -> None:
+        """Args: key_tokens: tokens per prefix key; 0 when prefix caching is off."""
+        self._key_tokens = key_tokens
+
+    def __call__(self, request: "Request") -> list[bytes]:
+        """vLLM's hasher interface. The keys stay with the prepared prompt; vLLM's own list is left empty."""
+        if not hasattr(request, _PROMPT):
+            setattr(request, _PROMPT, self._prepare(request))
+        return []
+
+    def take(self, request: "Request") -> _core.PreparedPrompt:
+        """The request's prepared prompt; made now when no hasher ran."""
+        prompt = request.__dict__.pop(_PROMPT, None)
+        # Keep the mark: output tokens that are mirrored later must not be taken for a new prompt.
+        setattr(request, _PROMPT, None)
+        return prompt if prompt is not None else self._prepare(request)
+
+    def _prepare(self, request: "Request") -> _core.PreparedPrompt:
+        lora = request.lora_request
+        return _core.prepare_prompt(
+            tokens=request._all_token_ids,  # noqa: SLF001 - the public view is a wrapper that copies item by item
+            key_tokens=self._key_tokens,
+            salt=request.cache_salt or "",
+            adapter=lora.lora_name if lora is not None else "",
+            content_spans=[
+                (item.mm_position.offset, item.mm_position.offset + item.mm_position.length, item.identifier)
+                for item in request.mm_features
+            ],
+        )
+
+
+def stop_rules(request: "Request") -> _core.StopRules:
+    """When the request's generation ends."""
+    params = request.sampling_params
+    if params is None:
+        return _core.StopRules(eos_token=None, stop_tokens=[], min_tokens=0, max_tokens=1)
+    repetition = params.repetition_detection
+    return _core.StopRules(
+        eos_token=params.eos_token_id,
+        stop_tokens=params.stop_token_ids or [],
+        min_tokens=params.min_tokens,
+        max_tokens=request.max_tokens,
+        repetition=(0, 0, 0)
+        if repetition is None
+        else (
+            max(repetition.min_pattern_size, 0),
+            max(repetition.max_pattern_size, 0),
+            max(repetition.min_count, 0),
+        ),
+    )
+
+
+def is_plain(request: "Request") -> bool:
+    """Whether its output rows, between the first and the last, carry nothing but tokens."""
+    params: SamplingParams | None = request.sampling_params
+    return (
+        params is not None
+        and params.num_logprobs is None
+        and params.prompt_logprobs is None
+        and request.structured_output_request is None
+        and not request.trace_headers
+        and not request.resumable
+    )
+
+
+def adapter_number(request: "Request") -> int:
+    """The number of its LoRA adapter, 0 for none."""
+    lora: Any = request.lora_request
+    return 0 if lora is None else int(lora.lora_int_id)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs of rows that carry more than tokens: first and last ones, log probabilities, grammars, traces."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed_plugin.host.names import EngineCoreOutput, RequestStatus, init_logger
+from tokenspeed_plugin.scheduler_fsm import outcomes
+from tokenspeed_plugin.scheduler_fsm._core import Core, FinishReason
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import ModelRunnerOutput, Request
+    from tokenspeed_plugin.scheduler_fsm._core import SpecialRow
+    from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
+
+logger = init_logger(__name__)
+
+
+class RowOutputs:
+    """Builds EngineCoreOutputs one by one, for the rows that the core does not build itself."""
+
+    def __init__(self, core: Core, grammars: "GrammarGate") -> None:
+        self._core = core
+        self._grammars = grammars
+
+    def build(
+        self, rows: "list[SpecialRow]", model_output: "ModelRunnerOutput"
+    ) -> Iterator[tuple["Request", EngineCoreOutput]]:
+        """Each row's request and output; a request that ended has its final status."""
+        nans = model_output.num_nans_in_logits or {}
+        for request, handle, position, token_ids, reason, stop_token, _num_drafts, _num_accepted in rows:
+            pooled = model_output.pooler_output[position] if model_output.pooler_output else None
+            if pooled is not None:
+                self._core.finish(handle, FinishReason.STOP)
+                request.status = RequestStatus.FINISHED_STOPPED
+            if reason >= 0:
+                self._end(request, outcomes.BY_NUMBER[reason], stop_token)
+            if token_ids and request.structured_output_request is not None:
+                self._advance_grammar(request, handle, token_ids)
+            if not token_ids and not request.is_finished():
+                continue
+            request.num_nans_in_logits = nans.get(request.request_id, request.num_nans_in_logits)
+            yield request, self._output(request, token_ids, position, model_output, pooled)
+
+    def _end(self, request: "Request", reason: FinishReason, stop_token: int | None) -> None:
+        request.status = outcomes.STATUS[reason]
+        if reason is FinishReason.REPETITION:
+            request.stop_reason = "repetition_detected"
+        elif stop_token is not None:
+            request.stop_reason = stop_token
+
+    def _advance_grammar(self, request: "Request", handle: int, token_ids: list[int]) -> None:
+        # The grammar (and a reasoning parser) reads the request's own lists.
+        request.append_output_token_ids(token_ids)
+        if self._grammars.accepts(request, token_ids):
+            return
+        logger.error("Request %s ends: its grammar rejects the tokens %s.", request.request_id, token_ids)
+        self._core.finish(handle, FinishReason.ERROR)
+        request.status = RequestStatus.FINISHED_ERROR
+
+    def _output(
+        self, request: "Request", token_ids: list[int], position: int, model_output: "ModelRunnerOutput", pooled: Any
+    ) -> EngineCoreOutput:
+        req_id = request.request_id
+        params = request.sampling_params
+        logprobs = None
+        if params is not None and params.num_logprobs is not None and model_output.logprobs:
+            logprobs = model_output.logprobs.slice_request(position, len(token_ids))
+        prefill_stats: Any = request.take_prefill_stats()
+        if prefill_stats is not None:
+            prefill_stats.finalize(request.num_prompt_tokens)
+        return EngineCoreOutput(
+            request_id=req_id,
+            new_token_ids=token_ids,
+            new_logprobs=logprobs,
+            new_prompt_logprobs_tensors=model_output.prompt_logprobs_dict.get(req_id),
+            prompt_token_id_logprobs=model_output.prompt_token_id_logprobs_dict.get(req_id),
+            pooling_output=pooled,
+            finish_reason=request.get_finished_reason(),
+            stop_reason=request.stop_reason,
+            events=request.take_events(),
+            prefill_stats=prefill_stats,
+            trace_headers=request.trace_headers,
+            num_nans_in_logits=request.num_nans_in_logits,
+        )

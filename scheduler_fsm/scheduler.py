@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's SchedulerInterface over the C++ core.
+
+The core decides; this adapter translates. Rows that carry nothing but tokens never reach Python code: their outputs are built in C++.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenspeed_plugin.host import config_gate, patches
+from tokenspeed_plugin.host.names import (
+    MULTIMODAL_REGISTRY,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    PauseState,
+    RequestStatus,
+    SchedulerInterface,
+    init_logger,
+)
+from tokenspeed_plugin.scheduler_fsm import _core, config_map, outcomes, request_import
+from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
+from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
+from tokenspeed_plugin.scheduler_fsm.row_outputs import RowOutputs
+from tokenspeed_plugin.scheduler_fsm.statistics import Statistics
+from tokenspeed_plugin.scheduler_fsm.step_output import scheduler_output
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import (
+        DraftTokenIds,
+        GrammarOutput,
+        KVCacheConfig,
+        KVEventsConfig,
+        ModelRunnerOutput,
+        MultiModalRegistry,
+        Request,
+        SchedulerOutput,
+        SchedulerStats,
+        StructuredOutputManager,
+        VllmConfig,
+    )
+
+logger = init_logger(__name__)
+
+_PAUSE = {
+    PauseState.UNPAUSED: _core.PauseLevel.NONE,
+    PauseState.PAUSED_NEW: _core.PauseLevel.NEW,
+    PauseState.PAUSED_ALL: _core.PauseLevel.ALL,
+}
+
+
+class _Step(NamedTuple):
+    output: "SchedulerOutput"
+    number: int
+    grammar_req_ids: list[str]
+
+
+class TokenSpeedScheduler(SchedulerInterface):
+    """The scheduler that `--scheduler tokenspeed` selects."""
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        structured_output_manager: "StructuredOutputManager",
+        block_size: int,
+        hash_block_size: int | None = None,
+        mm_registry: "MultiModalRegistry" = MULTIMODAL_REGISTRY,  # noqa: ARG002 - part of vLLM's interface
+        include_finished_set: bool = False,
+        log_stats: bool = False,
+    ) -> None:
+        """Build the core for vLLM's configuration.
+
+        Raises:
+            ConfigRefusedError: names each setting that it cannot honour.
+        """
+        config_gate.check(vllm_config, kv_cache_config)
+        key_tokens = hash_block_size or block_size
+        self.requests: dict[str, Request] = {}
+        # EngineCore reads both; None says "no connector".
+        self.connector = None
+        self.ec_connector = None
+        self._core = _core.Core(
+            config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens),
+            protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
+            output_class=EngineCoreOutput,
+        )
+        self._handles: dict[str, int] = {}
+        self._steps: deque[_Step] = deque()
+        self._grammars = GrammarGate(structured_output_manager)
+        self._events = KvEventFeed(vllm_config)
+        self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
+        self._rows = RowOutputs(self._core, self._grammars)
+        self._pause_state = PauseState.UNPAUSED
+        # Told to the workers with the next plan.
+        self._finished_req_ids: set[str] = set()
+        self._preempted_req_ids: set[str] = set()
+        # Told to the clients with the next outputs.
+        self._finished_by_client: dict[int, set[str]] | None = defaultdict(set) if include_finished_set else None
+        self._closing_outputs: list[tuple[int, EngineCoreOutput]] = []
+        caching = bool(vllm_config.cache_config.enable_prefix_caching)
+        self._prompts = request_import.PromptImporter(key_tokens if caching else 0)
+        patches.install_block_hasher(lambda *_: self._prompts, vllm_config, has_connector=False)
+
+    # -- requests in and out ---------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: "Request") -> None:
+        """Take a request in. One that can never run ends with the next outputs; the engine goes on."""
+        req_id = request.request_id
+        if req_id in self.requests:
+            msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
+            raise ValueError(msg)
+        has_grammar = request.structured_output_request is not None
+        try:
+            self._handles[req_id] = self._core.submit(
+                req_id=req_id,
+                request=request,
+                prompt=self._prompts.take(request),
+                stop=request_import.stop_rules(request),
+                client_index=request.client_index,
+                priority=request.priority,
+                arrival_time_s=request.arrival_time,
+                adapter=request_import.adapter_number(request),
+                may_read_cache=not request.skip_reading_prefix_cache,
+                ready=not has_grammar,
+                is_plain=request_import.is_plain(request),
+                has_grammar=has_grammar,
+            )
+        except (_core.RefusedRequest, ValueError) as refusal:
+            self._close(request, RequestStatus.FINISHED_ERROR, str(refusal))
+            return
+        self.requests[req_id] = request
+        if has_grammar:
+            self._grammars.hold(request)
+        if self._statistics is not None:
+            request.record_event(EngineCoreEventType.QUEUED)
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the scheduler holds the request."""
+        return request_id in self.requests
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> "list[Request]":
+        """End requests from outside (client gone, stop string found); unknown ids are ignored.
+
+        Returns:
+            The requests that this call ended.
+        """
+        if request_ids is None:
+            request_ids = list(self.requests)
+        elif isinstance(request_ids, str):
+            request_ids = [request_ids]
+        ended = [self.requests[req_id] for req_id in dict.fromkeys(request_ids) if req_id in self.requests]
+        for request in ended:
+            self._core.finish(self._handles[request.request_id], outcomes.REASON[finished_status])
+            request.status = finished_status
+            self._forget(request)
+        return ended
+
+    def _forget(self, request: "Request") -> None:
+        """Drop what is kept of a request that ended, and tell workers and clients."""
+        req_id = request.request_id
+        del self.requests[req_id]
+        self._core.release(self._handles.pop(req_id))
+        self._grammars.drop(req_id)
+        self._finished_req_ids.add(req_id)
+        if self._finished_by_client is not None:
+            self._finished_by_client[request.client_index].add(req_id)
+
+    def _close(self, request: "Request", status: RequestStatus, error: str | None) -> None:
+        """End a request that no step will end; its client hears of it with the next outputs."""
+        request.status = status
+        if error is not None:
+            logger.error("Request %s: %s", request.request_id, error)
+        self._closing_outputs.append((request.client_index, outcomes.closing_output(request, error)))
+
+    # -- steps -----------------------------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> "SchedulerOutput":
+        """Plan the next step."""
+        self._open_grammar_gates()
+        plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills)
+        if plan.retracted or plan.admitted or plan.ended:
+            self._note_changes(plan)
+        finished, self._finished_req_ids = self._finished_req_ids, set()
+        preempted, self._preempted_req_ids = self._preempted_req_ids, set()
+        output = scheduler_output(plan, finished, preempted)
+        if plan.num_tokens > 0:
+            self._steps.append(_Step(output, plan.step, plan.grammar_req_ids))
+        return output
+
+    def _open_grammar_gates(self) -> None:
+        ready, failed = self._grammars.poll()
+        for request in ready:
+            request.status = RequestStatus.WAITING
+            self._core.open_gate(self._handles[request.request_id])
+        for request, message in failed:
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+            self._close(request, RequestStatus.FINISHED_ERROR, message)
+
+    def _note_changes(self, plan: _core.PlanColumns) -> None:
+        """Keep vLLM's requests, its events and the workers informed of what happens rarely."""
+        now = time.monotonic()
+        for request in plan.retracted:
+            self._note_preemption(request, now)
+        for request, num_cached in plan.admitted:
+            request.status = RequestStatus.RUNNING
+            if request.num_preemptions == 0 and request.prefill_stats is not None:
+                request.prefill_stats.set(
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_local_cached_tokens=num_cached,
+                    num_external_cached_tokens=0,
+                )
+            if self._statistics is not None:
+                request.record_event(EngineCoreEventType.SCHEDULED, now)
+        for request in plan.ended:
+            self._forget(request)
+            self._close(request, RequestStatus.FINISHED_LENGTH_CAPPED, None)
+            logger.warning("Request %s ends: it fills the whole KV cache alone.", request.request_id)
+
+    def _note_preemption(self, request: "Request", now: float) -> None:
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._preempted_req_ids.add(request.request_id)
+        if self._statistics is not None:
+            request.record_event(EngineCoreEventType.PREEMPTED, now)
+
+    def get_grammar_bitmask(self, scheduler_output: "SchedulerOutput") -> "GrammarOutput | None":  # noqa: F811
+        """Masks for the rows of this step that sample under a grammar."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        req_ids = next(step.grammar_req_ids for step in self._steps if step.output is scheduler_output)
+        return self._grammars.bitmask(self.requests, req_ids, scheduler_output.scheduled_spec_decode_tokens)
+
+    def update_from_output(
+        self,
+        scheduler_output: "SchedulerOutput",  # noqa: F811
+        model_runner_output: "ModelRunnerOutput",
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in what a step produced; returns what each client gets."""
+        outputs: dict[int, list[EngineCoreOutput]] = {}
+        drafts = None
+        step = self._take_step(scheduler_output)
+        if step is not None:
+            delivered = self._core.advance(
+                step.number,
+                model_runner_output.sampled_token_ids,
+                model_runner_output.req_id_to_index,
+                bool(model_runner_output.num_nans_in_logits),
+            )
+            if delivered is not None:
+                outputs, special, drafts = delivered
+                for request, output in self._rows.build(special, model_runner_output):
+                    outputs.setdefault(request.client_index, []).append(output)
+                    if output.finish_reason is not None:
+                        self._forget(request)
+        for client_index, output in self._closing_outputs:
+            outputs.setdefault(client_index, []).append(output)
+        self._closing_outputs.clear()
+        self._events.publish(self._core)
+        by_client = self._by_client(outputs)
+        if self._statistics is not None:
+            # One front end is enough; without outputs the first one gets the report.
+            if not by_client:
+                by_client[0] = EngineCoreOutputs()
+            next(iter(by_client.values())).scheduler_stats = self._statistics.report(
+                model_runner_output.cudagraph_stats, drafts, scheduler_output.num_invalid_spec_tokens
+            )
+        return by_client
+
+    def _take_step(self, output: "SchedulerOutput") -> _Step | None:
+        for step in self._steps:
+            if step.output is output:
+                self._steps.remove(step)
+                return step
+        return None
+
+    def _by_client(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
+        by_client = {client: EngineCoreOutputs(outputs=rows) for client, rows in outputs.items()}
+        if self._finished_by_client:
+            for client, req_ids in self._finished_by_client.items():
+                by_client.setdefault(client, EngineCoreOutputs()).finished_requests = req_ids
+            self._finished_by_client = defaultdict(set)
+        return by_client
+
+    def update_draft_token_ids(self, draft_token_ids: "DraftTokenIds") -> None:
+        """Set what the next step verifies."""
+        for req_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            request = self.requests.get(req_id)
+            if request is not None:
+                self._core.set_drafts(self._handles[req_id], self._grammars.valid_drafts(request, drafts))
+
+    def update_draft_token_ids_in_output(
+        self,
+        draft_token_ids: "DraftTokenIds",
+        scheduler_output: "SchedulerOutput",  # noqa: F811
+    ) -> None:
+        """Put drafts that the workers proposed meanwhile in place of a planned step's placeholders."""
+        num_invalid: dict[str, int] = {}
+        planned = scheduler_output.scheduled_spec_decode_tokens
+        for req_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            request = self.requests.get(req_id)
+            placeholders = planned.get(req_id)
+            if request is None or not placeholders:
+                continue
+            valid = self._grammars.valid_drafts(request, drafts[: len(placeholders)])
+            missing = len(placeholders) - len(valid)
+            if missing:
+                num_invalid[req_id] = missing
+            planned[req_id] = valid + [-1] * missing
+        scheduler_output.num_invalid_spec_tokens = num_invalid
+
+    # -- state -----------------------------------------------------------------------------------------------------------------
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that steps would bring on; none while everything is paused."""
+        if self._pause_state == PauseState.PAUSED_ALL:
+            return 0
+        if self._pause_state == PauseState.PAUSED_NEW:
+            return self._core.num_running
+        return self._core.num_running + self._core.num_waiting
+
+    def has_finished_requests(self) -> bool:
+        """Whether workers or clients are still to be told that a request ended."""
+        return bool(self._finished_req_ids or self._closing_outputs)
+
+    @property
+    def pause_state(self) -> PauseState:
+        """What is scheduled at present."""
+        return self._pause_state
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Pause admissions, or everything, or go on."""
+        logger.info("Scheduler pause state: %s", pause_state.name)
+        self._pause_state = pause_state
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002
+        """Forget all cached prefixes.
+
+        Args:
+            reset_running_requests: first take the KV of running requests away; they are computed again.
+            reset_connector: without a connector there is nothing to reset.
+
+        Returns:
+            False while blocks are in use.
+        """
+        if reset_running_requests:
+            now = time.monotonic()
+            for request in self._core.retract_all():
+                self._note_preemption(request, now)
+        done = self._core.reset_prefix_cache()
+        if done and self._statistics is not None:
+            self._statistics.note_reset()
+        return done
+
+    def reset_encoder_cache(self) -> None:
+        """Multimodal models are refused at start-up, so there is no encoder cache."""
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting)."""
+        return self._core.num_running, self._core.num_waiting
+
+    def get_kv_cache_usage(self) -> float:
+        """Share of the KV cache that requests hold, 0 to 1."""
+        return self._core.kv_usage
+
+    def make_stats(self) -> "SchedulerStats | None":
+        """A report for vLLM's loggers; None when statistics are off."""
+        return None if self._statistics is None else self._statistics.report()
+
+    def get_kv_event_publisher_config(self) -> "KVEventsConfig | None":
+        """Where KV events are published."""
+        return self._events.publisher_config()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError naming the first broken invariant of queues and blocks. O(pool): for tests and idle times."""
+        self._core.check_integrity()
+
+    def shutdown(self) -> None:
+        """Stop publishing KV events."""
+        self._events.shutdown()
