@@ -90,7 +90,9 @@ class MlaLibrary:
         self._library.tokenspeed_mla_decode.argtypes = [ctypes.POINTER(DecodeParams), ctypes.c_void_p]
         built, described = self._library.tokenspeed_mla_params_bytes(), ctypes.sizeof(DecodeParams)
         if built != described:
-            raise RuntimeError(f"{path}: DecodeParams has {built} bytes there and {described} here; rebuild the library")
+            raise RuntimeError(
+                f"{path}: DecodeParams has {built} bytes there and {described} here; rebuild the library"
+            )
 
     def plan(self, params: PlanParams, stream: int) -> None:
         self._check(self._library.tokenspeed_mla_plan(ctypes.byref(params), stream))

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, RowTiles, plan_words
-from .abi import COOPERATIVE_LAUNCH, DecodeParams, PlanParams
+from ..geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, TILE_ROWS, RowTiles, plan_words
+from .abi import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, DecodeParams, PlanParams
 from .library import load
 
 
@@ -26,7 +26,9 @@ class MlaWorkspace:
         self.tiles = RowTiles.fold(num_heads, max_query_tokens)
         self.groups = self.tiles.groups(torch.cuda.get_device_properties(self.device).multi_processor_count)
         rows = 2 * self.groups * self.tiles.row_tiles * self.tiles.rows
-        self.partial_out = torch.empty(rows * LATENT_DIMS, dtype=torch.float32, device=self.device)
+        # bf16 for full row tiles, as `Partial` in csrc/merge.cuh
+        partial_dtype = torch.bfloat16 if self.tiles.rows == TILE_ROWS[-1] else torch.float32
+        self.partial_out = torch.empty(rows * LATENT_DIMS, dtype=partial_dtype, device=self.device)
         self.partial_lse = torch.empty(rows, dtype=torch.float32, device=self.device)
         self.counters = torch.zeros(4 * max_requests * self.tiles.row_tiles, dtype=torch.int32, device=self.device)
 
@@ -83,7 +85,7 @@ def mla_decode(
     query_starts: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-    launch_flags: int = COOPERATIVE_LAUNCH,
+    launch_flags: int = COOPERATIVE_LAUNCH | DEPENDENT_LAUNCH,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of each request's last query tokens over its cached latents.
 
@@ -115,7 +117,9 @@ def mla_decode(
     _require_cache(kv_cache, page_tokens, device)
     if query_starts is None:
         if tokens < plan.num_requests * workspace.max_query_tokens:
-            raise ValueError(f"q_nope has {tokens} tokens, {plan.num_requests} x {workspace.max_query_tokens} are planned")
+            raise ValueError(
+                f"q_nope has {tokens} tokens, {plan.num_requests} x {workspace.max_query_tokens} are planned"
+            )
     else:
         _require(query_starts, "query_starts", (plan.num_requests + 1,), torch.int32, device)
     if out is None:
@@ -168,9 +172,7 @@ def mla_decode(
     return out, lse
 
 
-def _require(
-    tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
+def _require(tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {shape}")
     if tensor.dtype != dtype:

@@ -372,7 +372,7 @@ class Consumer {
     for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i) {
       const int m = kMine + i / kPieces, j = i % kPieces;
       out[(kMine * kPieces + i) * 128] =
-          Store::pack(out_[m][4 * j], out_[m][4 * j + 2], out_[m][4 * j + 1], out_[m][4 * j + 3]);
+          Store::pack(make_float4(out_[m][4 * j], out_[m][4 * j + 2], out_[m][4 * j + 1], out_[m][4 * j + 3]));
     }
     if (kMine == 0 && g_ == 0 && warp_ == 0) {
 #pragma unroll

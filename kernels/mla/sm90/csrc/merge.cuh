@@ -7,22 +7,31 @@
 
 namespace tokenspeed::mla {
 
-// Partials lie in fragment order, four numbers a value: (low row, dim), (low row, dim + step), (high row, dim),
+// Partials lie in fragment order. A piece is four numbers: (low row, dim), (low row, dim + step), (high row, dim),
 // (high row, dim + step).
-//   narrow: [latent block][column block][thread], low row 8j + 2c, high row the next, dims 16w + g and 8 further
-//   wide: [latent half][column block][thread], low row 16w + g, high row 8 further, dims 8j + 2c and the next
+//   narrow: [latent block][column block][thread], one piece: low row 8j + 2c, high row the next, dims 16w + g and 8
+//     further
+//   wide: [latent half][pair of column blocks][thread], two pieces: low row 16w + g, high row 8 further, dims
+//     8j + 2c and the next, the second piece 8 dims further
 template <int kRows>
 struct FragmentIndex {
-  static constexpr int kTotal = kRows * kLatent / 4;
-  static constexpr int kRowStep = Layout<kRows>::kWide ? 8 : 1, kDimStep = Layout<kRows>::kWide ? 1 : 8;
+  static constexpr bool kWide = Layout<kRows>::kWide;
+  static constexpr int kPieces = kWide ? 2 : 1;
+  static constexpr int kTotal = kRows * kLatent / 4 / kPieces;
+  static constexpr int kRowStep = kWide ? 8 : 1, kDimStep = kWide ? 1 : 8, kPieceDims = 8;
   int row, dim;
+
+  // Where the state of a row lies among those of its row tile: a value's two rows next to each other.
+  __host__ __device__ static constexpr int state(int row) {
+    return Layout<kRows>::kWide ? row / 16 * 16 + row % 8 * 2 + row / 8 % 2 : row;
+  }
 
   __device__ explicit FragmentIndex(int index) {
     const int thread = index % 128, block = index / 128;
     const int across = thread / 32 * 16 + (thread / 4 & 7), along = 2 * (thread & 3);
-    if (Layout<kRows>::kWide) {
+    if (kWide) {
       row = across;
-      dim = 8 * block + along;
+      dim = 16 * block + along;
     } else {
       row = block % (kRows / 8) * 8 + along;
       dim = block / (kRows / 8) * 64 + across;
@@ -30,24 +39,26 @@ struct FragmentIndex {
   }
 };
 
-// How a value of four numbers is stored: fp32 where partials are small, bf16 where they would outweigh the KV itself
+// How the pieces of an index are stored: fp32 where partials are small, bf16 where they would outweigh the KV itself
 // (64 rows: 128 KiB of fp32 for each part of a request, as much as 114 tokens of KV).
 template <int kRows>
 struct Partial {
   using Value = float4;
-  __device__ static Value pack(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
-  __device__ static float4 unpack(const Value& v) { return v; }
+  __device__ static Value pack(const float4& v) { return v; }
+  __device__ static float4 piece(const Value& v, int) { return v; }
 };
 
 template <>
 struct Partial<64> {
-  using Value = uint2;
-  __device__ static Value pack(float a, float b, float c, float d) {
-    return make_uint2(ptx::pack_bf16(a, b), ptx::pack_bf16(c, d));
+  using Value = uint4;
+  __device__ static Value pack(const float4& a, const float4& b) {
+    return make_uint4(ptx::pack_bf16(a.x, a.y), ptx::pack_bf16(a.z, a.w), ptx::pack_bf16(b.x, b.y),
+                      ptx::pack_bf16(b.z, b.w));
   }
-  __device__ static float4 unpack(const Value& v) {
-    return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u), __uint_as_float(v.y << 16),
-                       __uint_as_float(v.y & 0xFFFF0000u));
+  __device__ static float4 piece(const Value& v, int i) {
+    const uint32_t low = i == 0 ? v.x : v.z, high = i == 0 ? v.y : v.w;
+    return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16),
+                       __uint_as_float(high & 0xFFFF0000u));
   }
 };
 
@@ -95,11 +106,11 @@ class Merger {
         place_(place),
         map_(generic),
         sums_(reinterpret_cast<float4*>(generic + Layout<kRows>::kQueryOffset)),
-        states_(sums_ + kConsumerThreads),
+        states_(sums_ + Index::kPieces * kConsumerThreads),
         thread_(threadIdx.x) {}
 
   __device__ void merge(const SharedRequest& shared) const {
-    int share = 16;  // values per block
+    int share = 16 / Index::kPieces;  // indices per block
     while (share * shared.splits < Index::kTotal) share *= 2;
     const int begin = (place_.group - shared.first_group) * share;
     if (begin >= Index::kTotal) return;
@@ -116,9 +127,11 @@ class Merger {
   using Value = typename Store::Value;
   using Target = RowTarget<kRows>;
 
-  // Weighted sum over some splits, for the two rows of a value.
+  static constexpr int kPieces = Index::kPieces;
+
+  // Weighted sum over some splits, for the two rows of an index.
   struct State {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 sum[kPieces] = {};
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
   };
 
@@ -140,7 +153,8 @@ class Merger {
     for (int first = thread_ >> shift; first < shared.splits; first += kBatch * shares) {
       add_splits<kBatch>(shared, index, at.row, first, shares, state);
     }
-    sums_[thread_] = state.sum;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) sums_[i * kConsumerThreads + thread_] = state.sum[i];
     states_[thread_] = make_float4(state.top[0], state.top[1], state.total[0], state.total[1]);
     ptx::named_sync(3, kConsumerThreads);
     if (thread_ < share) {
@@ -152,7 +166,7 @@ class Merger {
 
   // Few splits: a thread takes whole values, several at a time.
   __device__ void merge_columns(const SharedRequest& shared, const QuerySpan& query, int begin, int share) const {
-    constexpr int kColumns = 4, kBatch = 3;
+    constexpr int kColumns = 4 / kPieces, kBatch = 4;
     wait(shared);
 #pragma unroll 1
     for (int offset = thread_; offset < share; offset += kColumns * kConsumerThreads) {
@@ -180,7 +194,7 @@ class Merger {
   template <int kBatch>
   __device__ void add_splits(const SharedRequest& shared, int index, int row, int from, int step, State& state) const {
     const Value* partial = static_cast<const Value*>(p_.partial_out) + index;
-    const float* states = p_.partial_lse + row;
+    const float2* states = reinterpret_cast<const float2*>(p_.partial_lse + Index::state(row));
     const int row_tiles = p_.head_tiles * p_.token_tiles;
     Value values[kBatch];
     float2 lse[kBatch];
@@ -190,7 +204,7 @@ class Merger {
       const bool exists = split < shared.splits;
       const int slot = (2 * (shared.first_group + split) + (split == 0)) * row_tiles + place_.row_tile;
       values[i] = exists ? ptx::load_cached_l2(partial + int64_t{slot} * Index::kTotal) : Value{};
-      lse[i] = exists ? load_states(states + int64_t{slot} * kRows) : make_float2(-INFINITY, -INFINITY);
+      lse[i] = exists ? ptx::load_cached_l2(states + int64_t{slot} * (kRows / 2)) : make_float2(-INFINITY, -INFINITY);
     }
     float low = state.top[0], high = state.top[1];
 #pragma unroll
@@ -203,28 +217,32 @@ class Merger {
     high = finite(high);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-      add(state, Store::unpack(values[i]), ptx::exp2_fast(lse[i].x - low), ptx::exp2_fast(lse[i].y - high));
-  }
-
-  __device__ static float2 load_states(const float* low) {
-    if constexpr (Index::kRowStep == 1) return ptx::load_cached_l2(reinterpret_cast<const float2*>(low));
-    return make_float2(ptx::load_cached_l2(low), ptx::load_cached_l2(low + Index::kRowStep));
+      add(state, values[i], ptx::exp2_fast(lse[i].x - low), ptx::exp2_fast(lse[i].y - high));
   }
 
   __device__ static float finite(float top) { return top == -INFINITY ? 0.0f : top; }
 
-  __device__ static void add(State& state, const float4& v, float low, float high) {
-    state.sum.x += low * v.x;
-    state.sum.y += low * v.y;
-    state.sum.z += high * v.z;
-    state.sum.w += high * v.w;
+  __device__ static void add(State& state, const Value& value, float low, float high) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) add_piece(state.sum[i], Store::piece(value, i), low, high);
     state.total[0] += low;
     state.total[1] += high;
   }
 
+  __device__ static void add_piece(float4& sum, const float4& v, float low, float high) {
+    sum.x += low * v.x;
+    sum.y += low * v.y;
+    sum.z += high * v.z;
+    sum.w += high * v.w;
+  }
+
   __device__ static void rescale(State& state, float low, float high) {
     const float a = ptx::exp2_fast(state.top[0] - finite(low)), b = ptx::exp2_fast(state.top[1] - finite(high));
-    state.sum = make_float4(state.sum.x * a, state.sum.y * a, state.sum.z * b, state.sum.w * b);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const float4 v = state.sum[i];
+      state.sum[i] = make_float4(v.x * a, v.y * a, v.z * b, v.w * b);
+    }
     state.total[0] *= a;
     state.total[1] *= b;
     state.top[0] = low;
@@ -246,28 +264,32 @@ class Merger {
     high = finite(high);
 #pragma unroll 4
     for (int other = 0; other < shares; ++other) {
-      const float4 v = sums_[thread_ + other * width], s = states_[thread_ + other * width];
+      const float4 s = states_[thread_ + other * width];
       const float a = ptx::exp2_fast(s.x - low), b = ptx::exp2_fast(s.y - high);
-      state.sum.x += a * v.x;
-      state.sum.y += a * v.y;
-      state.sum.z += b * v.z;
-      state.sum.w += b * v.w;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        add_piece(state.sum[i], sums_[i * kConsumerThreads + thread_ + other * width], a, b);
       state.total[0] += a * s.z;
       state.total[1] += b * s.w;
     }
   }
 
   __device__ static void write(const Target& low, const Target& high, int dim, const State& state) {
-    write_row(low, dim, state.sum.x, state.sum.y, state.top[0], state.total[0]);
-    write_row(high, dim, state.sum.z, state.sum.w, state.top[1], state.total[1]);
+    write_row<0>(low, dim, state);
+    write_row<1>(high, dim, state);
   }
 
-  __device__ static void write_row(const Target& target, int dim, float first, float second, float top, float total) {
+  template <int kHigh>
+  __device__ static void write_row(const Target& target, int dim, const State& state) {
     if (!target.exists) return;
-    const float scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-    target.out[dim] = __float2bfloat16(first * scale);
-    target.out[dim + Index::kDimStep] = __float2bfloat16(second * scale);
-    if (dim == 0) *target.lse = total > 0.0f ? (top + ptx::log2_fast(total)) * kLn2 : -INFINITY;
+    const float total = state.total[kHigh], scale = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      __nv_bfloat16* out = target.out + dim + i * Index::kPieceDims;
+      out[0] = __float2bfloat16((kHigh ? state.sum[i].z : state.sum[i].x) * scale);
+      out[Index::kDimStep] = __float2bfloat16((kHigh ? state.sum[i].w : state.sum[i].y) * scale);
+    }
+    if (dim == 0) *target.lse = total > 0.0f ? (state.top[kHigh] + ptx::log2_fast(total)) * kLn2 : -INFINITY;
   }
 
   const DecodeParams& p_;

@@ -264,19 +264,21 @@ class WideConsumer {
     }
   }
 
+  __device__ float4 scaled(int j, const float (&factor)[2]) const {
+    return make_float4(out_[4 * j] * factor[0], out_[4 * j + 1] * factor[0], out_[4 * j + 2] * factor[1],
+                       out_[4 * j + 3] * factor[1]);
+  }
+
   // In fragment order (merge.cuh), so that stores coalesce.
   __device__ void write_partial(int slot, const float (&factor)[2], const float (&lse)[2]) {
     using Store = Partial<kRows>;
     Store::Value* out = static_cast<Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
-                        group_ * 32 * 128 + thread_;
+                        group_ * 16 * 128 + thread_;
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      out[j * 128] = Store::pack(out_[4 * j] * factor[0], out_[4 * j + 1] * factor[0], out_[4 * j + 2] * factor[1],
-                                 out_[4 * j + 3] * factor[1]);
-    }
+    for (int j = 0; j < 16; ++j) out[j * 128] = Store::pack(scaled(2 * j, factor), scaled(2 * j + 1, factor));
     if (group_ == 0 && c_ == 0) {
-      p_.partial_lse[int64_t{slot} * kRows + row(0)] = lse[0];
-      p_.partial_lse[int64_t{slot} * kRows + row(1)] = lse[1];
+      p_.partial_lse[int64_t{slot} * kRows + FragmentIndex<kRows>::state(row(0))] = lse[0];
+      p_.partial_lse[int64_t{slot} * kRows + FragmentIndex<kRows>::state(row(1))] = lse[1];
     }
   }
 

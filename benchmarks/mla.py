@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLA decode on one Hopper GPU: ours, FlashMLA, FlashAttention 3 and Triton as vLLM has them, and the physical floor.
+
+``python -m benchmarks.mla [--quick] [--check] [--json FILE] [--peers DIR] [--heads H ...] [--queries Q ...]``. All run in
+one process on the same inputs, in turn, each as a CUDA graph of 20 calls; the KV cache rotates over at least four times the
+L2 cache. Planning kernels are left out for all; ours is reported by itself. ``--peers DIR`` names a folder with vLLM's shared
+objects (`_flashmla_C`, `_vllm_fa3_C`) for a machine on which vLLM itself cannot be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
+from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
+
+from benchmarks.latent.cells import LARGE, LONG, SMALL, Cell, cells, geometric_mean
+from benchmarks.latent.peers import PEERS, PeerUnavailable
+from benchmarks.latent.timing import Inputs, Sweep, time_us
+from benchmarks.report import Bar, MissingFigureError, exit_code, print_outcomes, print_table, write_json
+
+PAGE_TOKENS = 64
+HEADS, QUERIES = (16, 32, 64, 128), (1, 2, 4)
+QUICK_HEADS, QUICK_QUERIES = (16, 64, 128), (1,)
+STOCK = ("FlashMLA", "FlashAttention 3")
+OURS, SWEEP = "ours", "read-only sweep"
+
+
+@dataclass
+class Measured:
+    """Microseconds of one cell by implementation, and the largest relative difference to another's output."""
+
+    cell: Cell
+    floor_us: float
+    times_us: dict[str, float] = field(default_factory=dict)
+    plan_us: float = 0.0
+    difference: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """The better of stock's over ours."""
+        return min(self.stock_us().values()) / self.times_us[OURS]
+
+    def stock_us(self) -> dict[str, float]:
+        found = {name: self.times_us[name] for name in STOCK if name in self.times_us}
+        if len(found) < len(STOCK):
+            raise MissingFigureError(f"{self.cell}: {', '.join(n for n in STOCK if n not in found)} did not run")
+        return found
+
+
+class Bench:
+    """Runs cells; peers that this machine lacks are named once and left out."""
+
+    def __init__(self, folder: Path | None, pool_bytes: int) -> None:
+        self.pool = torch.empty(pool_bytes // 2, dtype=torch.bfloat16, device="cuda").normal_()
+        self.sweep = Sweep()
+        self.peers, self.absent = [], {}
+        for peer in PEERS:
+            try:
+                self.peers.append(peer(folder))
+            except PeerUnavailable as error:
+                self.absent[peer.name] = str(error)  # type: ignore[attr-defined]
+        self.bytes_per_s = self.copy_bandwidth()
+
+    def copy_bandwidth(self) -> float:
+        """Device-to-device copy, bytes read plus bytes written."""
+        half = self.pool.numel() // 2
+        copied = time_us(lambda _: void(self.pool[:half].copy_(self.pool[half : 2 * half])), replays=3)
+        return 4 * half / (copied * 1e-6)
+
+    def run(self, cell: Cell, with_sweep: bool = False) -> Measured:
+        inputs = Inputs(cell, PAGE_TOKENS, self.pool)
+        measured = Measured(cell, cell.floor_us(self.bytes_per_s))
+        measured.times_us[OURS], measured.plan_us, ours = time_ours(inputs)
+        for peer in self.peers:
+            try:
+                measured.times_us[peer.name], theirs = peer.time_us(inputs)
+            except PeerUnavailable:
+                continue
+            difference = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
+            measured.difference = max(measured.difference, difference)
+        if with_sweep:
+            measured.times_us[SWEEP] = self.sweep.time_us(inputs)
+        return measured
+
+
+def void(_: object) -> None:
+    """Drops a result, so that a launch can stand where nothing may be returned."""
+
+
+def time_ours(inputs: Inputs) -> tuple[float, float, torch.Tensor]:
+    """Microseconds of decode and of planning, and the output on the first part of the KV cache."""
+    cell, device = inputs.cell, inputs.q.device
+    workspace = MlaWorkspace(cell.heads, cell.query_tokens, cell.requests, device)
+    plans = [MlaDecodePlan(workspace, cell.requests) for _ in inputs.block_tables]
+    for plan, table in zip(plans, inputs.block_tables, strict=True):
+        plan.update(inputs.seq_lens, table, PAGE_TOKENS)
+    q_nope, q_rope = inputs.q.split((LATENT_DIMS, HEAD_DIMS - LATENT_DIMS), dim=-1)
+    out = torch.empty_like(q_nope, memory_format=torch.contiguous_format)
+    lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=device)
+
+    def launch(call: int) -> None:
+        mla_decode(q_nope, q_rope, inputs.kv_cache, plans[inputs.part(call)], inputs.scale, out=out, lse=lse)
+
+    decode_us = time_us(launch)
+    plan_us = time_us(lambda call: plans[0].update(inputs.seq_lens, inputs.block_tables[0], PAGE_TOKENS))
+    launch(0)
+    return decode_us, plan_us, out
+
+
+def bars(small: list[Measured], large: list[Measured], long: list[Measured], folds: list[tuple[int, int]]) -> list[Bar]:
+    """The bars of the project's issue on kernels, none softened."""
+
+    def speedup(heads: int, queries: int) -> float:
+        rows = [m for m in small if (m.cell.heads, m.cell.query_tokens) == (heads, queries)]
+        return geometric_mean([m.speedup for m in rows])
+
+    def against_sweep() -> float:
+        for m in small:
+            if m.cell == Cell(16, 1, 1, 65536) and SWEEP in m.times_us:
+                return m.times_us[OURS] / m.times_us[SWEEP]
+        raise MissingFigureError("H16 q1 B1 L64K was not run")
+
+    def growth() -> float:
+        if not long:
+            raise MissingFigureError("contexts of 128K to 1M were not run")
+        per_byte = [m.times_us[OURS] / m.cell.kv_bytes for m in long]
+        return max(per_byte) / per_byte[0]
+
+    def worst_large() -> float:
+        if not large:
+            raise MissingFigureError("large batches were not run")
+        return min(m.speedup for m in large)
+
+    return [
+        *(
+            Bar(f"H {h}, q {q}: geometric mean speed-up over small batches", ">=", 1.3, lambda h=h, q=q: speedup(h, q))
+            for h, q in folds
+        ),
+        Bar("large batches: worst speed-up of our kernel", ">=", 0.95, worst_large),
+        Bar("H16 q1 B1 L64K: time over a read-only sweep", "<=", 1.3, against_sweep),
+        Bar("H16 q1 B1: time per KV byte, 128K to 1M", "<=", 1.05, growth),
+    ]
+
+
+def print_cells(measured: list[Measured]) -> None:
+    names = (OURS, *STOCK, "Triton (vLLM)", SWEEP)
+    rows = []
+    for m in measured:
+        ratio = f"{m.speedup:.2f}" if all(n in m.times_us for n in STOCK) else "-"
+        times = [f"{m.times_us[n]:.1f}" if n in m.times_us else "-" for n in names]
+        rows.append((str(m.cell), f"{m.floor_us:.1f}", *times, ratio, f"{m.plan_us:.1f}", f"{m.difference:.1e}"))
+    columns = ("cell", "floor", *names, "speed-up", "our plan", "difference")
+    print_table("MLA decode, bf16, page 64, microseconds", columns, rows)
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer heads and query counts, no long contexts")
+    parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
+    parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="folder with vLLM's shared objects")
+    parser.add_argument("--heads", type=int, nargs="+", choices=HEADS)
+    parser.add_argument("--queries", type=int, nargs="+", choices=QUERIES)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write and check."""
+    parsed = parse_arguments(arguments)
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("benchmarks.mla needs a Hopper GPU (compute capability 9.0)", file=sys.stderr)
+        return 2
+    heads = tuple(parsed.heads or (QUICK_HEADS if parsed.quick else HEADS))
+    queries = tuple(parsed.queries or (QUICK_QUERIES if parsed.quick else QUERIES))
+    bench = Bench(parsed.peers, 3 * LONG[-1] * 2 * HEAD_DIMS)
+    for name, reason in bench.absent.items():
+        print(f"{name} does not run here: {reason}")
+    sweeps = {Cell(16, 1, *shape) for shape in SMALL}
+    small = [bench.run(cell, cell in sweeps) for cell in cells(heads, queries, SMALL)]
+    large = [] if parsed.quick else [bench.run(cell) for cell in cells(heads, queries, LARGE)]
+    long = [] if parsed.quick else [bench.run(Cell(16, 1, 1, tokens)) for tokens in LONG]
+    print_cells([*small, *large, *long])
+    outcomes = [bar.judge() for bar in bars(small, large, long, [(h, q) for h in heads for q in queries])]
+    print_outcomes(outcomes)
+    figures: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "copy_bytes_per_s": bench.bytes_per_s,
+        "cells": [asdict(m) for m in (*small, *large, *long)],
+        "absent": bench.absent,
+    }
+    write_json(parsed.json, figures, outcomes)
+    return exit_code(outcomes, parsed.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
