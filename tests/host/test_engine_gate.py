@@ -12,8 +12,9 @@ import pytest
 
 from tokenspeed_plugin import flag_carrier, hooks, scheduler_fsm
 from tokenspeed_plugin.hooks import HookError, hookimpl, plugin_manager
-from tokenspeed_plugin.host import schedulers
+from tokenspeed_plugin.host import config_gate, schedulers
 from tokenspeed_plugin.host.config_gate import ConfigRefusedError
+from tokenspeed_plugin.host.config_rows import ADJUSTED, Refused
 from tokenspeed_plugin.host.engine_gate import create_engine_config
 from tokenspeed_plugin.host.schedulers import TOKENSPEED_PATH
 from tokenspeed_plugin.settings import SettingsError
@@ -106,7 +107,7 @@ def test_every_way_of_asking_reaches_our_scheduler(monkeypatch: pytest.MonkeyPat
     original = Original(**honoured_config())
     assert create_engine_config(original, args) is original.config
     assert original.seen["scheduler_cls"] == expected
-    assert original.seen["async_scheduling"] is False
+    assert all(original.seen[row.argument] == row.value for row in ADJUSTED)
     assert args.additional_config == additional
 
 
@@ -114,25 +115,32 @@ def test_every_way_of_asking_reaches_our_scheduler(monkeypatch: pytest.MonkeyPat
 def test_settings_are_adjusted_before_the_configuration_is_made(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     original = Original(**honoured_config())
-    args = arguments(scheduler_cls="tokenspeed", async_scheduling=True, prefix_caching_hash_algo="xxhash")
-    create_engine_config(original, args)
-    assert (original.seen["async_scheduling"], original.seen["prefix_caching_hash_algo"]) == (False, "sha256")
+    create_engine_config(original, arguments(scheduler_cls="tokenspeed", **{row.argument: "other" for row in ADJUSTED}))
+    assert {row.argument: original.seen[row.argument] for row in ADJUSTED} == {
+        row.argument: row.value for row in ADJUSTED
+    }
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [line.split(" ")[0] for line in warnings] == ["--async-scheduling", "--prefix-caching-hash-algo"]
+    assert [line.split(" ")[0] for line in warnings] == ["--" + row.argument.replace("_", "-") for row in ADJUSTED]
 
 
 @pytest.mark.usefixtures("_our_scheduler")
-def test_what_cannot_be_honoured_stops_the_start_in_one_error() -> None:
-    config = honoured_config(async_scheduling=True, prefill_schedule_interval=4)
-    config["lora_config"] = SimpleNamespace(max_loras=2)
+def test_what_cannot_be_honoured_stops_the_start_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        Refused("scheduler_config.interval", lambda v: v > 1, "an interval", "leave it out"),
+        Refused("lora_config.max_loras", lambda v: v is not None, "LoRA", "leave it out"),
+        Refused("speculative_config.method", lambda v: v is not None, "speculation", "leave it out"),
+    )
+    monkeypatch.setattr(config_gate, "REFUSED", rows)
+    config = honoured_config(interval=4) | {"lora_config": SimpleNamespace(max_loras=2), "speculative_config": None}
+    config["cache_config"].prefix_caching_hash_algo = "xxhash"
     with pytest.raises(ConfigRefusedError) as error:
         create_engine_config(Original(**config), arguments(scheduler_cls="tokenspeed"))
     lines = str(error.value).splitlines()
     assert lines[0] == "the tokenspeed scheduler cannot honour:"
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
-        "scheduler_config.prefill_schedule_interval=4",
+        "scheduler_config.interval=4",
         "lora_config.max_loras=2",
-        "scheduler_config.async_scheduling=True",
+        "cache_config.prefix_caching_hash_algo='xxhash'",
     ]
     assert all("or use `--scheduler vllm`" in line for line in lines[1:])
 

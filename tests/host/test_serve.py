@@ -85,16 +85,16 @@ def test_a_real_configuration_is_refused_line_by_line(monkeypatch: pytest.Monkey
         model=str(tiny_model("qwen3")),
         **LIMITS,
         scheduler_cls="tokenspeed",
-        scheduling_policy="priority",
-        enable_lora=True,
-        long_prefill_token_threshold=64,
+        prefill_schedule_interval=4,
+        enable_prompt_embeds=True,
+        enable_mfu_metrics=True,
         prefix_caching_hash_algo="sha256_cbor",
     )
     with pytest.raises(ConfigRefusedError) as error:
         arguments.create_engine_config()
     assert [line.split("=")[0].strip() for line in str(error.value).splitlines()[1:]] == [
-        "scheduler_config.policy",
-        "scheduler_config.long_prefill_token_threshold",
-        "lora_config.max_loras",
+        "scheduler_config.prefill_schedule_interval",
+        "model_config.enable_prompt_embeds",
+        "observability_config.enable_mfu_metrics",
     ]
-    assert (arguments.async_scheduling, arguments.prefix_caching_hash_algo) == (False, "sha256")
+    assert arguments.prefix_caching_hash_algo == "sha256"
