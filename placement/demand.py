@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.placement.algebra import Conversion, IllegalConversionError, PlacementError
-from tokenspeed_plugin.placement.conversion import primitives
+from tokenspeed_plugin.placement.conversion_path import primitives
 from tokenspeed_plugin.placement.graph import STREAM, Node, Section
 from tokenspeed_plugin.placement.layout import Layout, check_convertible
 from tokenspeed_plugin.placement.plan import Move, Phase, buffer_name
@@ -15,7 +15,7 @@ from tokenspeed_plugin.placement.plan import Move, Phase, buffer_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tokenspeed_plugin.placement.conversion import Primitive
+    from tokenspeed_plugin.placement.conversion_path import Primitive
     from tokenspeed_plugin.placement.cost.cost_model import CostModel
     from tokenspeed_plugin.placement.module_spec import Port
 

@@ -57,26 +57,36 @@ class PlacementSpec:
         expert = f"ep{self.ep}" if self.ep > 1 else ""
         return f"attn=tp{self.attn_tp},dense=tp{self.dense_tp},moe={tensor}{expert}"
 
-    def mesh(self, world_size: int, graph: ModelGraph) -> Mesh:
+    def mesh(self, world_size: int, graph: ModelGraph, data_parallel: int | None = None) -> Mesh:
         """The devices of one stage of ``world_size`` ranks, cut by the groups that ``graph`` uses.
+
+        ``data_parallel`` groups of ranks have tokens of their own; by default as many as there are attention groups.
+        With fewer, attention is repeated by the ranks that share tokens.
 
         Raises:
             PlacementError: a group does not divide the world size, or two groups do not nest.
         """
-        sizes = {"attn=tp": self.attn_tp, "dense=tp": self.dense_tp, "moe=tp*ep": self.moe_tp * self.ep}
+        replicas = world_size // self.attn_tp if data_parallel is None else data_parallel
+        sizes = {
+            "attn=tp": self.attn_tp,
+            "dense=tp": self.dense_tp,
+            "moe=tp*ep": self.moe_tp * self.ep,
+            "dp=": replicas,
+        }
         for what, size in sizes.items():
-            if world_size % size:
+            if size < 1 or world_size % size:
                 _refuse(str(self), f"{what}{size} does not divide the world size {world_size}")
+        if world_size // replicas % self.attn_tp:
+            _refuse(str(self), f"attn=tp{self.attn_tp} does not fit {world_size} ranks in dp={replicas} groups")
         extents = {
             "attn_tp": Extent(1, self.attn_tp),
             "dense_tp": Extent(1, self.dense_tp),
             "moe_tp": Extent(1, self.moe_tp),
             "ep": Extent(self.moe_tp, self.ep),
-            "dp": Extent(self.attn_tp, world_size // self.attn_tp),
+            "dp": Extent(world_size // replicas, replicas),
         }
         unused = Extent(1, 1)
-        used = graph.axes
-        return Mesh.from_extents(world_size, {name: e if name in used else unused for name, e in extents.items()})
+        return Mesh.from_extents(world_size, {name: e if name in graph.axes else unused for name, e in extents.items()})
 
     def check_model(self, graph: ModelGraph) -> None:
         """Whether every sharded dimension of ``graph`` can be cut into this many parts.
@@ -104,6 +114,21 @@ class PlacementSpec:
             _refuse(str(self), f"{what} are fewer than {axis}={num_parts}")
         elif dim in graph.divisible and length % num_parts:
             _refuse(str(self), f"{what} do not divide evenly over {axis}={num_parts}")
+
+
+def check_runtime(spec: PlacementSpec, tensor_parallel: int, data_parallel: int) -> None:
+    """Whether a run-time on vLLM's layers can execute ``spec``: they take the whole tensor-parallel group or nothing.
+
+    Raises:
+        PlacementError: names the group that vLLM's layers cannot have and the sizes that they can.
+    """
+    for what, size in (("attn", spec.attn_tp), ("dense", spec.dense_tp)):
+        if size not in (1, tensor_parallel):
+            _refuse(str(spec), f"{what}=tp{size} is not tp1 or tp{tensor_parallel}, the sizes that vLLM's layers have")
+    if (spec.moe_tp, spec.ep) not in ((tensor_parallel, 1), (1, tensor_parallel)):
+        _refuse(str(spec), f"moe is not tp{tensor_parallel} or ep{tensor_parallel}, the groups that vLLM's MoE has")
+    if data_parallel != 1 and spec.ep > 1:
+        _refuse(str(spec), f"dp={data_parallel}: compiled MoE communication needs dp=1")
 
 
 def _refuse(text: str, reason: str) -> NoReturn:

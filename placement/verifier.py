@@ -49,7 +49,16 @@ def verify(graph: ModelGraph, plan: ModelPlan) -> None:
             raise VerificationError(message)
         layout = section.exit
     for section, _ in plan.distinct():
-        _SectionProof(graph, plan, section).run()
+        verify_section(graph, plan, section)
+
+
+def verify_section(graph: ModelGraph, plan: ModelPlan, section: SectionPlan) -> None:
+    """Check one section plan on the mesh and for the sizes of ``plan``.
+
+    Raises:
+        VerificationError: as :func:`verify`.
+    """
+    _SectionProof(graph, plan, section).run()
 
 
 class _SectionProof:
@@ -93,6 +102,8 @@ class _SectionProof:
         node = next((n for n in self._section.nodes if n.spec.name == step.module), None)
         if node is None:
             self._fail(step.module, "is not declared in this section")
+        if len(step.reads) != len(node.reads):
+            self._fail(step.module, f"reads {len(step.reads)} buffers, declared are {len(node.reads)} inputs")
         if step.signature not in set(node.spec.signatures(self._mesh)):
             shown = " ".join(text(s) for s in (*step.signature.inputs, step.signature.output))
             self._fail(step.module, f"runs as {shown}, which it does not declare")
@@ -115,6 +126,8 @@ class _SectionProof:
 
     def _arrives(self, module: str, value: str, ranks: Ranks, layout: Layout) -> None:
         """Every rank holds its part of ``value`` under ``layout``, and Partial parts combine to all of it."""
+        if value not in self._truth:
+            self._fail(module, f"gets {value!r}, which has not been computed")
         port = self._section.port(value)
         for rank in self._ranks:
             wanted = self._region(port, layout, rank)

@@ -13,7 +13,7 @@ from tokenspeed_plugin.placement.layout import Layout, local_length, sharded_ato
 from tokenspeed_plugin.placement.module_spec import ModuleKind, ModuleSpec, Param, Port, Signature
 
 if TYPE_CHECKING:
-    from tokenspeed_plugin.placement.conversion import Primitive
+    from tokenspeed_plugin.placement.conversion_path import Primitive
     from tokenspeed_plugin.placement.cost.cost_table import CostTable
     from tokenspeed_plugin.placement.graph import ModelGraph
     from tokenspeed_plugin.placement.mesh import Mesh

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+
 from tokenspeed_plugin.placement.algebra import TOKENS, Conversion
 from tokenspeed_plugin.placement.layout import Interval, Layout, interval, sharded_atoms, spread
 from tokenspeed_plugin.placement.plan import Compute, ModelPlan, Move, SectionPlan

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenspeed_plugin.placement.module_spec import ModuleKind
 from torch.nn import functional
+
+from tokenspeed_plugin.placement.module_spec import ModuleKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -143,7 +144,8 @@ def experts(local: Local, values: torch.Tensor) -> torch.Tensor:
         inside = Local(local.options, expert, local.first, local.tokens, local.rows, local.batch)
         inner = activate(inside, inside.linear(values, "gate_proj"), inside.linear(values, "up_proj"))
         result = result + weights[:, local.first["experts"] + index, None] * inside.linear(inner, "down_proj")
-    return result * local.options["factor"]
+    factor: float = local.options["factor"]
+    return result * factor
 
 
 def route(local: Local, logits: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+
 from tokenspeed_plugin.placement.algebra import Partial, Shard
 from tokenspeed_plugin.placement.layout import Interval, interval, spread
 
