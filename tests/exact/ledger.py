@@ -187,9 +187,9 @@ class Ledger:
         self._report.cached_tokens += num_cached
 
     def _book_tokenless(self, output: Any, account: Account, reason: str | None) -> None:
-        wanted = ("error",) if not account.arrival.pooling else ("stop",)
+        wanted = "error" if account.arrival.refused else "stop"
         pooled = output.pooling_output is not None
-        if output.new_token_ids or reason not in wanted or pooled != (account.arrival.pooling and reason == "stop"):
+        if output.new_token_ids or reason != wanted or pooled != (wanted == "stop"):
             raise ExactError("wrong_end", f"output {output}, wanted end {wanted}", request_id=output.request_id)
 
     def _book_tokens(self, output: Any, account: Account, reason: str | None) -> None:
