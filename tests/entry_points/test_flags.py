@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.serve.utils.api_utils import VLLM_SUBCMD_PARSER_EPILOG
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tokenspeed_plugin import flag_carrier
@@ -25,7 +24,7 @@ SYNC = "vllm.v1.core.sched.scheduler.Scheduler"
 @pytest.fixture
 def parser() -> FlexibleArgumentParser:
     register()
-    return AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(epilog=VLLM_SUBCMD_PARSER_EPILOG, usage="vllm serve"))
+    return AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(usage="vllm serve"))
 
 
 @pytest.mark.parametrize(

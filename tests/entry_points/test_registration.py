@@ -12,7 +12,7 @@ pytestmark = pytest.mark.host_matrix
 # Everything reachable by name in vLLM's modules and classes, before and after registration.
 COMPARE = """
 import json, sys, types
-import vllm.engine.arg_utils, vllm.entrypoints.cli.serve, vllm.v1.engine.core, vllm.v1.engine.async_llm, vllm.entrypoints.llm
+import vllm.engine.arg_utils, vllm.v1.engine.core, vllm.v1.engine.async_llm, vllm.entrypoints.llm
 import vllm.v1.core.sched.async_scheduler, vllm.v1.executor, vllm.config
 
 def snapshot():

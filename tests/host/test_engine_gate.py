@@ -248,3 +248,18 @@ def test_a_hook_plugin_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatc
             hooks.plugin_manager.__wrapped__()
         assert "'theirs' (theirs:plugin) of their-dist cannot be used" in str(error.value)
         assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_async", "warns"), [(SYNC, True, True), (SYNC, False, False), (ASYNC, True, False)]
+)
+def test_a_scheduler_on_the_synchronous_base_is_warned_about(
+    path: str, is_async: bool, warns: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 14 for the classes of others: built on the synchronous base, they lose the overlap without a word."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    flag_carrier.record("scheduler", path)
+    create_engine_config(Original(**honoured_config(async_scheduling=is_async)), arguments(scheduler_cls=path))
+    messages = {record.getMessage() for record in caplog.records if "tokenspeed" in record.name}
+    expected = f"--scheduler {path} extends vLLM's synchronous Scheduler, so asynchronous scheduling gains nothing"
+    assert [message.startswith(expected) for message in messages] == [True] * warns
