@@ -10,19 +10,20 @@ objects (`_flashmla_C`, `_vllm_fa3_C`) for a machine on which vLLM itself cannot
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
-from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
 
 from benchmarks.latent.cells import LARGE, LONG, SMALL, Cell, cells, geometric_mean
-from benchmarks.latent.peers import PEERS, PeerUnavailable
+from benchmarks.latent.peers import PEERS, PeerUnavailableError
 from benchmarks.latent.timing import Inputs, Sweep, time_us
 from benchmarks.report import Bar, MissingFigureError, exit_code, print_outcomes, print_table, write_json
+from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
+from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
 
 PAGE_TOKENS = 64
 HEADS, QUERIES = (16, 32, 64, 128), (1, 2, 4)
@@ -47,6 +48,7 @@ class Measured:
         return min(self.stock_us().values()) / self.times_us[OURS]
 
     def stock_us(self) -> dict[str, float]:
+        """Return the times of FlashMLA and FlashAttention 3; both must have run."""
         found = {name: self.times_us[name] for name in STOCK if name in self.times_us}
         if len(found) < len(STOCK):
             raise MissingFigureError(f"{self.cell}: {', '.join(n for n in STOCK if n not in found)} did not run")
@@ -63,24 +65,32 @@ class Bench:
         for peer in PEERS:
             try:
                 self.peers.append(peer(folder))
-            except PeerUnavailable as error:
+            except PeerUnavailableError as error:
                 self.absent[peer.name] = str(error)  # type: ignore[attr-defined]
         self.bytes_per_s = self.copy_bandwidth()
 
     def copy_bandwidth(self) -> float:
-        """Device-to-device copy, bytes read plus bytes written."""
+        """Device-to-device copy, bytes read plus bytes written per second, the median of ten."""
         half = self.pool.numel() // 2
-        copied = time_us(lambda _: void(self.pool[:half].copy_(self.pool[half : 2 * half])), replays=3)
-        return 4 * half / (copied * 1e-6)
+        samples = []
+        for _ in range(10):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            torch.add(self.pool[half : 2 * half], 0, out=self.pool[:half])
+            end.record()
+            torch.cuda.synchronize()
+            samples.append(start.elapsed_time(end) * 1e-3)
+        return 4 * half / statistics.median(samples)
 
     def run(self, cell: Cell, with_sweep: bool = False) -> Measured:
+        """Time all implementations on one cell."""
         inputs = Inputs(cell, PAGE_TOKENS, self.pool)
         measured = Measured(cell, cell.floor_us(self.bytes_per_s))
         measured.times_us[OURS], measured.plan_us, ours = time_ours(inputs)
         for peer in self.peers:
             try:
                 measured.times_us[peer.name], theirs = peer.time_us(inputs)
-            except PeerUnavailable:
+            except PeerUnavailableError:
                 continue
             difference = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
             measured.difference = max(measured.difference, difference)
@@ -149,6 +159,7 @@ def bars(small: list[Measured], large: list[Measured], long: list[Measured], fol
 
 
 def print_cells(measured: list[Measured]) -> None:
+    """Print one line per cell."""
     names = (OURS, *STOCK, "Triton (vLLM)", SWEEP)
     rows = []
     for m in measured:
@@ -160,6 +171,7 @@ def print_cells(measured: list[Measured]) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer heads and query counts, no long contexts")
     parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")

@@ -24,6 +24,7 @@ class Cell:
 
     @property
     def kv_bytes(self) -> int:
+        """Bytes of KV that one call must read."""
         return self.requests * self.context_tokens * TOKEN_BYTES
 
     def floor_us(self, bytes_per_s: float) -> float:

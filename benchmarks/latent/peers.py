@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
 
 from benchmarks.latent.timing import Inputs, time_us
+from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
 
 FA3_SPLITS = (0, 32, 132)
 
 
-class PeerUnavailable(RuntimeError):
+class PeerUnavailableError(RuntimeError):
     """An implementation of vLLM that this machine does not have; the message says what was tried."""
 
 
@@ -30,7 +30,7 @@ def _load(names: tuple[str, ...], folder: Path | None) -> None:
             return
         except ImportError as error:
             problems.append(f"{name}: {error}")
-    raise PeerUnavailable("; ".join(problems))
+    raise PeerUnavailableError("; ".join(problems))
 
 
 class FlashMla:
@@ -43,6 +43,7 @@ class FlashMla:
         self._decode = torch.ops._flashmla_C.dense_decode_fwd
 
     def time_us(self, inputs: Inputs) -> tuple[float, torch.Tensor]:
+        """Return microseconds and the output on the first part of the KV cache."""
         cell = inputs.cell
         q = inputs.q.view(cell.requests, cell.query_tokens, cell.heads, -1)
         cache = inputs.kv_cache.unsqueeze(-2)
@@ -68,6 +69,7 @@ class FlashAttention3:
         self._ops = torch.ops._vllm_fa3_C
 
     def time_us(self, inputs: Inputs) -> tuple[float, torch.Tensor]:
+        """Return microseconds and the output on the first part of the KV cache."""
         return min((self._time_us(inputs, splits) for splits in FA3_SPLITS), key=lambda timed: timed[0])
 
     def _time_us(self, inputs: Inputs, splits: int) -> tuple[float, torch.Tensor]:
@@ -117,9 +119,10 @@ class TritonMla:
         self._module = sys.modules["vllm.v1.attention.ops.triton_decode_attention"]
 
     def time_us(self, inputs: Inputs) -> tuple[float, torch.Tensor]:
+        """Return microseconds and the output on the first part of the KV cache."""
         cell = inputs.cell
         if cell.query_tokens != 1:
-            raise PeerUnavailable("one query token per request only")
+            raise PeerUnavailableError("one query token per request only")
         device = inputs.q.device
         splits = 1 << max(0, (cell.context_tokens // 512 - 1).bit_length())
         splits = min(splits, 2 * torch.cuda.get_device_properties(device).multi_processor_count)

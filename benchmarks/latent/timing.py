@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS
-from tokenspeed_plugin.kernels.mla.sm90.library import LibraryUnavailable, find_nvcc
 
 from benchmarks.latent.cells import Cell
+from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS
+from tokenspeed_plugin.kernels.mla.sm90.library import LibraryUnavailableError, find_nvcc
 
 GRAPH_CALLS = 20
 L2_MULTIPLE = 4
@@ -81,13 +81,13 @@ class Sweep:
     """Reads bytes and keeps nothing: the bandwidth that a kernel can hope for.
 
     Raises:
-        LibraryUnavailable: there is no nvcc.
+        LibraryUnavailableError: there is no nvcc.
     """
 
     def __init__(self) -> None:
         nvcc = find_nvcc()
         if nvcc is None:
-            raise LibraryUnavailable("the read-only sweep needs nvcc")
+            raise LibraryUnavailableError("the read-only sweep needs nvcc")
         self._folder = tempfile.TemporaryDirectory()
         target = Path(self._folder.name) / "sweep.so"
         source = Path(__file__).with_name("sweep.cu")

@@ -10,8 +10,8 @@ ROPE_DIMS = 64
 HEAD_DIMS = LATENT_DIMS + ROPE_DIMS
 TILE_TOKENS = 64
 """KV tokens per tile: the granularity of the split plan."""
-TILE_ROWS = (16, 32, 64)
-"""Row counts for which the Hopper kernel is compiled."""
+NARROW_ROWS, WIDE_ROWS = 16, 64
+"""Row tiles for which the Hopper kernel is compiled: rows on the N and on the M side of the products."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,28 @@ class RowTiles:
 
     @property
     def row_tiles(self) -> int:
+        """Row tiles of a request."""
         return self.head_tiles * self.token_tiles
 
     @classmethod
-    def fold(cls, num_heads: int, max_query_tokens: int) -> RowTiles:
+    def fold(
+        cls, num_heads: int, max_query_tokens: int, compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS)
+    ) -> RowTiles:
         """The smallest fold for `num_heads` heads and up to `max_query_tokens` tokens of a request.
+
+        `compiled` lists the row counts to choose from, ascending; a fold of more than one row tile uses the last.
 
         Raises:
             ValueError: a count is not positive.
         """
         if num_heads < 1 or max_query_tokens < 1:
             raise ValueError(f"num_heads={num_heads}, max_query_tokens={max_query_tokens}: both must be at least 1")
-        limit = TILE_ROWS[-1]
+        limit = compiled[-1]
         head_tiles = -(-num_heads // limit)
         heads = -(-num_heads // head_tiles)
         token_tiles = -(-max_query_tokens // max(1, limit // heads))
         query_tokens = -(-max_query_tokens // token_tiles)
-        rows = next(rows for rows in TILE_ROWS if rows >= heads * query_tokens)
+        rows = next(rows for rows in compiled if rows >= heads * query_tokens)
         return cls(rows, heads, query_tokens, head_tiles, token_tiles)
 
     def groups(self, num_multiprocessors: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from .geometry import LATENT_DIMS
+from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
 
 
 def gather_latents(kv_cache: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:

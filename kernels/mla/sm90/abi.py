@@ -95,9 +95,11 @@ class MlaLibrary:
             )
 
     def plan(self, params: PlanParams, stream: int) -> None:
+        """Launch the plan kernel on a CUDA stream."""
         self._check(self._library.tokenspeed_mla_plan(ctypes.byref(params), stream))
 
     def decode(self, params: DecodeParams, stream: int) -> None:
+        """Launch the decode kernel on a CUDA stream."""
         self._check(self._library.tokenspeed_mla_decode(ctypes.byref(params), stream))
 
     def _check(self, status: int) -> None:

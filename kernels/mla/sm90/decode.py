@@ -5,9 +5,17 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, TILE_ROWS, RowTiles, plan_words
-from .abi import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, DecodeParams, PlanParams
-from .library import load
+from tokenspeed_plugin.kernels.mla.geometry import (
+    HEAD_DIMS,
+    LATENT_DIMS,
+    NARROW_ROWS,
+    ROPE_DIMS,
+    WIDE_ROWS,
+    RowTiles,
+    plan_words,
+)
+from tokenspeed_plugin.kernels.mla.sm90.abi import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, DecodeParams, PlanParams
+from tokenspeed_plugin.kernels.mla.sm90.library import load
 
 
 class MlaWorkspace:
@@ -18,16 +26,24 @@ class MlaWorkspace:
         max_query_tokens: query tokens of a request, at most (drafts count).
         max_requests: requests of a batch, at most, padding included.
         device: the CUDA device.
+        compiled: row tiles to choose from, see `RowTiles.fold`.
     """
 
-    def __init__(self, num_heads: int, max_query_tokens: int, max_requests: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        max_query_tokens: int,
+        max_requests: int,
+        device: torch.device | str,
+        compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS),
+    ) -> None:
         self.device = torch.device(device)
         self.num_heads, self.max_query_tokens, self.max_requests = num_heads, max_query_tokens, max_requests
-        self.tiles = RowTiles.fold(num_heads, max_query_tokens)
+        self.tiles = RowTiles.fold(num_heads, max_query_tokens, compiled)
         self.groups = self.tiles.groups(torch.cuda.get_device_properties(self.device).multi_processor_count)
         rows = 2 * self.groups * self.tiles.row_tiles * self.tiles.rows
         # bf16 for full row tiles, as `Partial` in csrc/merge.cuh
-        partial_dtype = torch.bfloat16 if self.tiles.rows == TILE_ROWS[-1] else torch.float32
+        partial_dtype = torch.bfloat16 if self.tiles.rows == WIDE_ROWS else torch.float32
         self.partial_out = torch.empty(rows * LATENT_DIMS, dtype=partial_dtype, device=self.device)
         self.partial_lse = torch.empty(rows, dtype=torch.float32, device=self.device)
         self.counters = torch.zeros(4 * max_requests * self.tiles.row_tiles, dtype=torch.int32, device=self.device)
@@ -85,7 +101,7 @@ def mla_decode(
     query_starts: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-    launch_flags: int = COOPERATIVE_LAUNCH | DEPENDENT_LAUNCH,
+    dependent_launch: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of each request's last query tokens over its cached latents.
 
@@ -98,7 +114,7 @@ def mla_decode(
         query_starts: [requests + 1] int32; None: every request has `workspace.max_query_tokens` tokens.
         out: [tokens, heads, 512] bf16 to write to.
         lse: [tokens, heads] fp32 to write to.
-        launch_flags: see `abi.py`.
+        dependent_launch: start before the previous kernel has drained; the kernel waits for it by itself.
 
     Returns:
         out and lse (natural logarithm). Rows that may read no KV are zero with lse -inf, and so are rows past the last
@@ -165,11 +181,17 @@ def mla_decode(
         head_tiles=tiles.head_tiles,
         token_tiles=tiles.token_tiles,
         groups=workspace.groups,
-        launch_flags=launch_flags,
+        launch_flags=_launch_flags(workspace, dependent_launch),
         softmax_scale=softmax_scale,
     )
     load().decode(params, torch.cuda.current_stream(device).cuda_stream)
     return out, lse
+
+
+def _launch_flags(workspace: MlaWorkspace, dependent_launch: bool) -> int:
+    # Blocks wait for each other only where a request may be split, and then all of them are resident.
+    cooperative = COOPERATIVE_LAUNCH if workspace.groups > 1 else 0
+    return cooperative | (DEPENDENT_LAUNCH if dependent_launch else 0)
 
 
 def _require(tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .abi import MlaLibrary
+from tokenspeed_plugin.kernels.mla.sm90.abi import MlaLibrary
 
 SOURCES = Path(__file__).parent / "csrc"
 NVCC_FLAGS = (
@@ -24,7 +24,7 @@ NVCC_FLAGS = (
 )
 
 
-class LibraryUnavailable(RuntimeError):
+class LibraryUnavailableError(RuntimeError):
     """No built library and no way to build one; the message says which was missing."""
 
 
@@ -60,11 +60,11 @@ def build(target: Path | None = None, extra_flags: tuple[str, ...] = ()) -> str:
     """Compiles to `target` (default: the cache), atomically; returns the compiler's report.
 
     Raises:
-        LibraryUnavailable: no nvcc, or it failed; the message carries its output.
+        LibraryUnavailableError: no nvcc, or it failed; the message carries its output.
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        raise LibraryUnavailable("nvcc was found neither under $CUDA_HOME nor on PATH")
+        raise LibraryUnavailableError("nvcc was found neither under $CUDA_HOME nor on PATH")
     path = target or library_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -72,7 +72,7 @@ def build(target: Path | None = None, extra_flags: tuple[str, ...] = ()) -> str:
         command = [nvcc, *NVCC_FLAGS, *extra_flags, "-o", str(output), str(SOURCES / "api.cu")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise LibraryUnavailable(f"nvcc failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise LibraryUnavailableError(f"nvcc failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
         os.replace(output, path)
     return done.stdout + done.stderr
 
@@ -89,7 +89,7 @@ def load() -> MlaLibrary:
     """The library for these sources, built first if need be.
 
     Raises:
-        LibraryUnavailable: see `build`.
+        LibraryUnavailableError: see `build`.
     """
     path = library_path()
     if not path.exists():

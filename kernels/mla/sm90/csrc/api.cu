@@ -129,12 +129,10 @@ int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* str
   switch (params->rows) {
     case 16:
       return run<16>(*params, target);
-    case 32:
-      return run<32>(*params, target);
     case 64:
       return run<64>(*params, target);
     default:
-      return fail("rows", "allowed: 16, 32, 64");
+      return fail("rows", "allowed: 16, 64");
   }
 }
 }

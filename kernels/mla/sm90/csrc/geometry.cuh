@@ -21,7 +21,7 @@ constexpr int kConsumerThreads = 256;                         // two warpgroups
 constexpr int kThreads = kConsumerThreads + 128;              // and the producer's, of which one warp works
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
-// kRows: folded query rows of a row tile. Up to 32 rows lie on the N side of the products and the two warpgroups take
+// kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
 // alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide.cuh).
 template <int kRows>
 struct Layout {

@@ -11,7 +11,7 @@ namespace tokenspeed::mla {
 // (high row, dim + step).
 //   narrow: [latent block][column block][thread], one piece: low row 8j + 2c, high row the next, dims 16w + g and 8
 //     further
-//   wide: [latent half][pair of column blocks][thread], two pieces: low row 16w + g, high row 8 further, dims
+//   wide: [warp][latent half][pair of column blocks][lane], two pieces: low row 16w + g, high row 8 further, dims
 //     8j + 2c and the next, the second piece 8 dims further
 template <int kRows>
 struct FragmentIndex {
@@ -27,15 +27,19 @@ struct FragmentIndex {
   }
 
   __device__ explicit FragmentIndex(int index) {
-    const int thread = index % 128, block = index / 128;
-    const int across = thread / 32 * 16 + (thread / 4 & 7), along = 2 * (thread & 3);
+    const int g = index / 4 & 7, c = index & 3;
     if (kWide) {
-      row = across;
-      dim = 16 * block + along;
+      row = index / 1024 * 16 + g;
+      dim = index / 512 % 2 * 256 + index / 32 % 16 * 16 + 2 * c;
     } else {
-      row = block % (kRows / 8) * 8 + along;
-      dim = block / (kRows / 8) * 64 + across;
+      row = index / 128 % (kRows / 8) * 8 + 2 * c;
+      dim = index / 128 / (kRows / 8) * 64 + index / 32 % 4 * 16 + g;
     }
+  }
+
+  // Indices of the rows in use; those of the wide layout lie first.
+  __device__ static int used(const DecodeParams& p) {
+    return kWide ? (p.tile_heads * p.tile_query_tokens + 15) / 16 * 1024 : kTotal;
   }
 };
 
@@ -111,9 +115,10 @@ class Merger {
 
   __device__ void merge(const SharedRequest& shared) const {
     int share = 16 / Index::kPieces;  // indices per block
-    while (share * shared.splits < Index::kTotal) share *= 2;
+    const int used = Index::used(p_);
+    while (share * shared.splits < used) share *= 2;
     const int begin = (place_.group - shared.first_group) * share;
-    if (begin >= Index::kTotal) return;
+    if (begin >= used) return;
     const QuerySpan query(p_, place_, shared.request);
     if (share > kConsumerThreads) {
       merge_columns(shared, query, begin, share);
@@ -148,7 +153,7 @@ class Merger {
     const Target low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + Index::kRowStep);
     wait(shared);
     State state;
-    constexpr int kBatch = kRows == 16 ? 9 : 17;  // 132 splits in one or two rounds
+    constexpr int kBatch = Index::kWide ? 17 : 9;  // 132 splits in one round
 #pragma unroll 1
     for (int first = thread_ >> shift; first < shared.splits; first += kBatch * shares) {
       add_splits<kBatch>(shared, index, at.row, first, shares, state);
@@ -175,14 +180,14 @@ class Merger {
       for (int first = 0; first < shared.splits; first += kBatch) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-          const int index = min(begin + offset + i * kConsumerThreads, Index::kTotal - 1);
+          const int index = min(begin + offset + i * kConsumerThreads, Index::used(p_) - 1);
           add_splits<kBatch>(shared, index, Index(index).row, first, 1, state[i]);
         }
       }
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
         const int column = offset + i * kConsumerThreads;
-        if (column >= share || begin + column >= Index::kTotal) continue;
+        if (column >= share || begin + column >= Index::used(p_)) continue;
         const Index at(begin + column);
         write(Target(p_, place_, query, map_, at.row), Target(p_, place_, query, map_, at.row + Index::kRowStep), at.dim,
               state[i]);

@@ -110,7 +110,7 @@ __device__ __forceinline__ uint64_t operand_descriptor(uint32_t address, uint32_
 // d[64 x N] (+)= a[64 x 16] b[16 x N], bf16 operands, fp32 accumulators. kTransposedA: a lies with its 64 rows
 // contiguous (M-major); b is always K-major.
 template <int kTransposedA>
-__device__ __forceinline__ void mma_16(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {
+__device__ __forceinline__ void mma(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -120,30 +120,6 @@ __device__ __forceinline__ void mma_16(float (&d)[8], uint64_t a, uint64_t b, in
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
       : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposedA));
-}
-
-template <int kTransposedA>
-__device__ __forceinline__ void mma_32(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposedA));
-}
-
-template <int kTransposedA, int kValues>
-__device__ __forceinline__ void mma(float (&d)[kValues], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(kValues == 8 || kValues == 16, "64 x 16 or 64 x 32 accumulators");
-  if constexpr (kValues == 8) {
-    mma_16<kTransposedA>(d, a, b, accumulate);
-  } else {
-    mma_32<kTransposedA>(d, a, b, accumulate);
-  }
 }
 
 // ---- global memory between blocks ----

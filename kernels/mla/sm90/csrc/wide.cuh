@@ -88,16 +88,20 @@ class WideConsumer {
     raise_maximum(scores);
     uint32_t probs[4][4];
     exponentiate(scores, probs);
-    sync_group();  // this warpgroup's last product has read the shared copy of the tile before
-    store_probabilities(probs);
-    if (first_token + kTileTokens > seq_len_) clear_values(seq_len_ - first_token, unit);
-    ptx::fence_async();
-    ptx::named_arrive(barrier, kConsumerThreads);
+    if (first_token + kTileTokens > seq_len_) {
+      clear_values(seq_len_ - first_token, unit);
+      ptx::fence_async();
+      sync_group();
+    }
+    // This warpgroup's product starts at once; the other's waits for the copy.
     const uint64_t values = value_operand(unit);
     ptx::mma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) ptx::mma_values(out_, probs[k], values + k * (2048 >> 4));
     ptx::mma_commit();
+    store_probabilities(probs);
+    ptx::fence_async();
+    ptx::named_arrive(barrier, kConsumerThreads);
     ptx::mma_wait<0>();
     release(unit);
   }
@@ -137,6 +141,7 @@ class WideConsumer {
       }
     }
     ptx::mma_commit();
+    sync_group();  // all warps are past the last product, so the shared copy of its probabilities may go
     ptx::mma_wait<0>();
   }
 
@@ -154,9 +159,19 @@ class WideConsumer {
   }
 
   __device__ void raise_maximum(const float (&scores)[32]) {
-    float top[2] = {-INFINITY, -INFINITY};
+    float top[2];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) top[i / 2 & 1] = fmaxf(top[i / 2 & 1], scores[i]);
+    for (int i = 0; i < 2; ++i) {
+      float part[8];  // a tree, not a chain of 16
+#pragma unroll
+      for (int j = 0; j < 8; ++j) part[j] = fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]);
+#pragma unroll
+      for (int step = 4; step > 0; step /= 2) {
+#pragma unroll
+        for (int j = 0; j < step; ++j) part[j] = fmaxf(part[j], part[j + step]);
+      }
+      top[i] = part[0];
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
@@ -179,14 +194,17 @@ class WideConsumer {
 
   __device__ void exponentiate(const float (&scores)[32], uint32_t (&probs)[4][4]) {
     const float low = max_[0] == -INFINITY ? 0.0f : -max_[0], high = max_[1] == -INFINITY ? 0.0f : -max_[1];
+    float sums[8] = {};
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float base = i & 1 ? high : low;
       const float a = ptx::exp2_fast(fmaf(scores[2 * i], scale_, base));
       const float b = ptx::exp2_fast(fmaf(scores[2 * i + 1], scale_, base));
-      sum_[i & 1] += a + b;
+      sums[i & 7] += a + b;
       probs[i / 4][i & 3] = ptx::pack_bf16(a, b);
     }
+    sum_[0] += (sums[0] + sums[2]) + (sums[4] + sums[6]);
+    sum_[1] += (sums[1] + sums[3]) + (sums[5] + sums[7]);
   }
 
   // K-major rows of 64 tokens, and the maxima they were computed with.
@@ -273,9 +291,10 @@ class WideConsumer {
   __device__ void write_partial(int slot, const float (&factor)[2], const float (&lse)[2]) {
     using Store = Partial<kRows>;
     Store::Value* out = static_cast<Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
-                        group_ * 16 * 128 + thread_;
+                        (warp_ * 2 + group_) * 512 + (threadIdx.x & 31);
+    if (16 * warp_ >= p_.tile_heads * p_.tile_query_tokens) return;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) out[j * 128] = Store::pack(scaled(2 * j, factor), scaled(2 * j + 1, factor));
+    for (int j = 0; j < 16; ++j) out[j * 32] = Store::pack(scaled(2 * j, factor), scaled(2 * j + 1, factor));
     if (group_ == 0 && c_ == 0) {
       p_.partial_lse[int64_t{slot} * kRows + FragmentIndex<kRows>::state(row(0))] = lse[0];
       p_.partial_lse[int64_t{slot} * kRows + FragmentIndex<kRows>::state(row(1))] = lse[1];
