@@ -40,7 +40,7 @@ environment: $(VENV)/.environment  ## Create .venv with vLLM for CPU and the dev
 $(VENV)/.environment: requirements/cpu.lock requirements/dev.lock requirements/vllm-metadata/pyproject.toml
 	requirements/check_system.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(PIP) install --no-compile --no-deps -r requirements/cpu.lock -r requirements/dev.lock
 	$(PIP) install --no-deps --no-build-isolation ./requirements/vllm-metadata
 	touch $@
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from real_vllm.scenario import Outcome, Scenario
 
 TESTS_DIR = Path(__file__).resolve().parents[1]
-DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_TIMEOUT_S = 1000.0
 _PRELOADED = "real_vllm.engine_process"
 
 

@@ -49,7 +49,11 @@ class Case:
 
 
 _TINY_TRAFFIC = mixed_requests(NUM_REQUESTS, 1, VOCABULARY_TOKENS, max_prompt_tokens=600, max_new_tokens=96)
-_GEMMA_TRAFFIC = mixed_requests(NUM_REQUESTS, 2, GEMMA_VOCABULARY_TOKENS, max_prompt_tokens=600, max_new_tokens=12)
+# Mostly short, for time's sake; two long ones outgrow the sliding window of 512 tokens.
+_GEMMA_TRAFFIC = (
+    *mixed_requests(4, 11, GEMMA_VOCABULARY_TOKENS, max_prompt_tokens=800, max_new_tokens=12),
+    *mixed_requests(NUM_REQUESTS - 4, 3, GEMMA_VOCABULARY_TOKENS, max_prompt_tokens=180, max_new_tokens=12),
+)
 
 CASES = {
     "qwen3": Case(partial(tiny_model, "qwen3"), _TINY_TRAFFIC, 704, 32),
@@ -57,7 +61,7 @@ CASES = {
     "mistral": Case(partial(tiny_model, "mistral"), _TINY_TRAFFIC, 704, 24),
     "gemma3": Case(partial(tiny_model, "gemma3"), _TINY_TRAFFIC, 704, 80),
     "gpt_oss": Case(partial(tiny_model, "gpt_oss"), _TINY_TRAFFIC, 704, 40),
-    "gemma_270m": Case(gemma_model, _GEMMA_TRAFFIC, 640, 160),
+    "gemma_270m": Case(gemma_model, _GEMMA_TRAFFIC, 832, 144),
 }
 
 
