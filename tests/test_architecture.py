@@ -28,7 +28,9 @@ OUTSIDE = {
     "scheduler_fsm": {"numpy"},
     "kv_flat": {"numpy"},
     "kernels": {"torch", "triton", "cutlass", "cuda", "numpy", "pydantic"},
+    "kernels/cli": {"typer", "rich"},
     "placement": {"torch", "numpy", "pydantic"},
+    "placement/cli": {"typer", "rich"},
 }
 # Room -> sub-packages of ours it may import.
 INSIDE = {
