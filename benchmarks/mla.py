@@ -118,7 +118,7 @@ def time_ours(inputs: Inputs) -> tuple[float, float, torch.Tensor]:
         mla_decode(q_nope, q_rope, inputs.kv_cache, plans[inputs.part(call)], inputs.scale, out=out, lse=lse)
 
     decode_us = time_us(launch)
-    plan_us = time_us(lambda call: plans[0].update(inputs.seq_lens, inputs.block_tables[0], PAGE_TOKENS))
+    plan_us = time_us(lambda _: plans[0].update(inputs.seq_lens, inputs.block_tables[0], PAGE_TOKENS))
     launch(0)
     return decode_us, plan_us, out
 

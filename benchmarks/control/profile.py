@@ -26,7 +26,7 @@ def profile_decode(make: PlaneFactory, cell: Cell) -> dict[str, Any]:
     scheduler = getattr(driver.plane, "scheduler", None)
     if scheduler is None:
         raise TypeError(f"{driver.plane.name} has no Python inside its calls to profile")
-    profiles = {name: cProfile.Profile() for name in MEASURED_CALLS}
+    profiles = {name: cProfile.Profile(time.thread_time_ns, 1e-9) for name in MEASURED_CALLS}
     bracket_calls(scheduler, lambda name: profiles[name].enable(), lambda name: profiles[name].disable())
     for _ in range(cell.shape.num_steps):
         driver.step()

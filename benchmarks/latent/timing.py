@@ -21,7 +21,7 @@ GRAPH_CALLS = 20
 L2_MULTIPLE = 4
 
 
-def time_us(call: Callable[[int], None], replays: int = 9) -> float:
+def time_us(call: Callable[[int], None], replays: int = 7) -> float:
     """Median over `replays` of a graph of GRAPH_CALLS calls; `call(i)` launches the i-th."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
