@@ -47,3 +47,13 @@ def test_two_are_admitted_together_only_when_both_prompts_fit(
     assert ("r2" in run.computed) == together
     run.finish(40)
     assert not run.preempted
+
+
+@pytest.mark.parametrize("small_tokens", [9, 12, 16])
+def test_a_promise_made_in_this_step_counts(scheduler: str, small_tokens: int) -> None:
+    """The long prompt is admitted but holds no block yet: the pool looks empty, yet the short one may not have it."""
+    run = Timeline(scheduler, Knobs(groups=(Group(4),), num_blocks=10, budget_tokens=16, max_model_len=64))
+    run.submit("big", 36, 4)
+    run.submit("small", small_tokens, 4)
+    run.finish(60)
+    assert (run.delivered("big"), run.delivered("small")) == (4, 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""100,000 random steps per scheduler: no wrong token, and nothing left behind after each scenario."""
+"""100,000 random steps: no wrong token, and nothing left behind after each scenario (an eighth of them with vLLM's own)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler_harness import SCHEDULERS, Knobs, class_of
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_STEPS = 100_000
+NUM_STEPS = {"tokenspeed": 100_000, "vllm": 12_500}
 FIRST_SEED = 20_000
 SHAPES = [
     Knobs(runner=runner, pipeline_depth=depth, num_spec_tokens=spec)
@@ -37,7 +37,7 @@ def run_steps(scheduler: str, shape: Knobs, num_steps: int, seed: int) -> Report
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda k: f"{k.runner}-depth{k.pipeline_depth}-spec{k.num_spec_tokens}")
 def test_random_steps(scheduler: str, shape: Knobs) -> None:
-    num_steps = NUM_STEPS // len(SHAPES)
+    num_steps = NUM_STEPS[scheduler] // len(SHAPES)
     report = run_steps(scheduler, shape, num_steps, FIRST_SEED)
     assert report.steps >= num_steps
     assert report.preemptions > 0
