@@ -16,96 +16,96 @@ namespace {
 thread_local char error_message[512];
 
 int fail(const char* what, const char* why) {
-  snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
-  return -1;
+    snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
+    return -1;
 }
 
 int check(const char* what, cudaError_t status) {
-  return status == cudaSuccess ? 0 : fail(what, cudaGetErrorString(status));
+    return status == cudaSuccess ? 0 : fail(what, cudaGetErrorString(status));
 }
 
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    return nullptr;
-  }
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
+            cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+        return nullptr;
+    }
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
 struct MapShape {
-  uint64_t dims[3];       // innermost first, elements
-  int64_t strides[2];     // elements
-  uint32_t box[3];
+    uint64_t dims[3];    // innermost first, elements
+    int64_t strides[2];  // elements
+    uint32_t box[3];
 };
 
 int encode(CUtensorMap* map, const char* what, const void* base, const MapShape& shape) {
-  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = find_encoder();
-  if (encoder == nullptr) return fail(what, "this CUDA driver has no cuTensorMapEncodeTiled");
-  const cuuint64_t dims[3] = {shape.dims[0], shape.dims[1], shape.dims[2]};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(shape.strides[0]) * 2,
-                                 static_cast<cuuint64_t>(shape.strides[1]) * 2};
-  const cuuint32_t box[3] = {shape.box[0], shape.box[1], shape.box[2]}, steps[3] = {1, 1, 1};
-  const CUresult status = encoder(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides, box,
-                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return status == CUDA_SUCCESS ? 0 : fail(what, "cuTensorMapEncodeTiled refused its address, sizes or strides");
+    static const PFN_cuTensorMapEncodeTiled_v12000 encoder = find_encoder();
+    if (encoder == nullptr) return fail(what, "this CUDA driver has no cuTensorMapEncodeTiled");
+    const cuuint64_t dims[3] = {shape.dims[0], shape.dims[1], shape.dims[2]};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(shape.strides[0]) * 2,
+                                   static_cast<cuuint64_t>(shape.strides[1]) * 2};
+    const cuuint32_t box[3] = {shape.box[0], shape.box[1], shape.box[2]}, steps[3] = {1, 1, 1};
+    const CUresult status = encoder(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides,
+                                    box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return status == CUDA_SUCCESS ? 0 : fail(what, "cuTensorMapEncodeTiled refused its address, sizes or strides");
 }
 
 struct Maps {
-  CUtensorMap q_nope, q_rope, kv;
+    CUtensorMap q_nope, q_rope, kv;
 };
 
 int encode_maps(const DecodeParams& p, Maps* maps) {
-  const uint64_t heads = p.num_heads, tokens = p.num_tokens;
-  const uint32_t box_heads = p.tile_heads, box_tokens = p.tile_query_tokens;
-  const uint32_t page_tokens = 1u << p.page_shift;
-  const uint32_t box_page = page_tokens < kTileTokens ? page_tokens : kTileTokens;
-  int status = encode(&maps->q_nope, "q_nope", p.q_nope,
-                      {{kLatent, heads, tokens},
-                       {p.q_nope_head_stride, p.q_nope_token_stride},
-                       {kBlockDims, box_heads, box_tokens}});
-  if (status == 0) {
-    status = encode(&maps->q_rope, "q_rope", p.q_rope,
-                    {{kRope, heads, tokens},
-                     {p.q_rope_head_stride, p.q_rope_token_stride},
-                     {kBlockDims, box_heads, box_tokens}});
-  }
-  if (status == 0) {
-    status = encode(&maps->kv, "kv_cache", p.kv_cache,
-                    {{kHeadDim, page_tokens, static_cast<uint64_t>(p.num_pages)},
-                     {p.kv_token_stride, p.kv_page_stride},
-                     {kBlockDims, box_page, 1}});
-  }
-  return status;
+    const uint64_t heads = p.num_heads, tokens = p.num_tokens;
+    const uint32_t box_heads = p.tile_heads, box_tokens = p.tile_query_tokens;
+    const uint32_t page_tokens = 1u << p.page_shift;
+    const uint32_t box_page = page_tokens < kTileTokens ? page_tokens : kTileTokens;
+    int status = encode(
+        &maps->q_nope, "q_nope", p.q_nope,
+        {{kLatent, heads, tokens}, {p.q_nope_head_stride, p.q_nope_token_stride}, {kBlockDims, box_heads, box_tokens}});
+    if (status == 0) {
+        status = encode(&maps->q_rope, "q_rope", p.q_rope,
+                        {{kRope, heads, tokens},
+                         {p.q_rope_head_stride, p.q_rope_token_stride},
+                         {kBlockDims, box_heads, box_tokens}});
+    }
+    if (status == 0) {
+        status = encode(&maps->kv, "kv_cache", p.kv_cache,
+                        {{kHeadDim, page_tokens, static_cast<uint64_t>(p.num_pages)},
+                         {p.kv_token_stride, p.kv_page_stride},
+                         {kBlockDims, box_page, 1}});
+    }
+    return status;
 }
 
 template <int kRows>
 int run(const DecodeParams& p, cudaStream_t stream) {
-  Maps maps;
-  if (const int status = encode_maps(p, &maps); status != 0) return status;
-  constexpr int kBytes = Layout<kRows>::kSharedBytes;
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(decode_kernel<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (raised != cudaSuccess) return check("decode kernel's shared memory", raised);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(p.groups, p.head_tiles, p.token_tiles);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2];
-  config.attrs = attributes;
-  if (p.launch_flags & kDependentLaunch) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (p.launch_flags & kCooperativeLaunch) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
-    attributes[config.numAttrs++].val.cooperative = 1;
-  }
-  return check("decode kernel", cudaLaunchKernelEx(&config, decode_kernel<kRows>, p, maps.q_nope, maps.q_rope, maps.kv));
+    Maps maps;
+    if (const int status = encode_maps(p, &maps); status != 0) return status;
+    constexpr int kBytes = Layout<kRows>::kSharedBytes;
+    static const cudaError_t raised =
+        cudaFuncSetAttribute(decode_kernel<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (raised != cudaSuccess) return check("decode kernel's shared memory", raised);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(p.groups, p.head_tiles, p.token_tiles);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kBytes;
+    config.stream = stream;
+    cudaLaunchAttribute attributes[2];
+    config.attrs = attributes;
+    if (p.launch_flags & kDependentLaunch) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (p.launch_flags & kCooperativeLaunch) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+        attributes[config.numAttrs++].val.cooperative = 1;
+    }
+    return check("decode kernel",
+                 cudaLaunchKernelEx(&config, decode_kernel<kRows>, p, maps.q_nope, maps.q_rope, maps.kv));
 }
 
 }  // namespace
@@ -118,21 +118,21 @@ const char* tokenspeed_mla_error() { return tokenspeed::mla::error_message; }
 int tokenspeed_mla_params_bytes() { return sizeof(tokenspeed::mla::DecodeParams); }
 
 int tokenspeed_mla_plan(const tokenspeed::mla::PlanParams* params, void* stream) {
-  using namespace tokenspeed::mla;
-  plan_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(*params);
-  return check("plan kernel", cudaGetLastError());
+    using namespace tokenspeed::mla;
+    plan_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(*params);
+    return check("plan kernel", cudaGetLastError());
 }
 
 int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* stream) {
-  using namespace tokenspeed::mla;
-  const cudaStream_t target = static_cast<cudaStream_t>(stream);
-  switch (params->rows) {
-    case 16:
-      return run<16>(*params, target);
-    case 64:
-      return run<64>(*params, target);
-    default:
-      return fail("rows", "allowed: 16, 64");
-  }
+    using namespace tokenspeed::mla;
+    const cudaStream_t target = static_cast<cudaStream_t>(stream);
+    switch (params->rows) {
+        case 16:
+            return run<16>(*params, target);
+        case 64:
+            return run<64>(*params, target);
+        default:
+            return fail("rows", "allowed: 16, 64");
+    }
 }
 }

@@ -10,77 +10,77 @@ constexpr int kLatent = 512;
 constexpr int kRope = 64;
 constexpr int kHeadDim = kLatent + kRope;
 constexpr int kTileTokens = 64;
-constexpr int kBlockDims = 64;                                // one 128-byte swizzled row
-constexpr int kDimBlocks = kHeadDim / kBlockDims;             // 9: eight latent, one rope
-constexpr int kBlockBytes = kTileTokens * kBlockDims * 2;     // 64 tokens x 64 dims
-constexpr int kUnitBlocks = 3;                                // dim blocks per ring unit
-constexpr int kTileUnits = kDimBlocks / kUnitBlocks;          // ring units per tile
-constexpr int kUnitBytes = kUnitBlocks * kBlockBytes;         // 24 KiB
-constexpr int kSharedLimit = 232448;                          // dynamic shared memory of one block on sm_90
-constexpr int kConsumerThreads = 256;                         // two warpgroups
-constexpr int kThreads = kConsumerThreads + 128;              // and the producer's, of which one warp works
+constexpr int kBlockDims = 64;                             // one 128-byte swizzled row
+constexpr int kDimBlocks = kHeadDim / kBlockDims;          // 9: eight latent, one rope
+constexpr int kBlockBytes = kTileTokens * kBlockDims * 2;  // 64 tokens x 64 dims
+constexpr int kUnitBlocks = 3;                             // dim blocks per ring unit
+constexpr int kTileUnits = kDimBlocks / kUnitBlocks;       // ring units per tile
+constexpr int kUnitBytes = kUnitBlocks * kBlockBytes;      // 24 KiB
+constexpr int kSharedLimit = 232448;                       // dynamic shared memory of one block on sm_90
+constexpr int kConsumerThreads = 256;                      // two warpgroups
+constexpr int kThreads = kConsumerThreads + 128;           // and the producer's, of which one warp works
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
 // kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
 // alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide.cuh).
 template <int kRows>
 struct Layout {
-  static constexpr bool kWide = kRows == 64;
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kProbBuffers = kWide ? 1 : 4;  // narrow: two for each warpgroup
-  static constexpr int kProbBytes = kRows * kTileTokens * 2;
-  // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row]; fp32
-  static constexpr int kReduceBytes = kWide ? 3 * kRows * 4 : 2 * 2 * kRows * 4 * 4;
-  static constexpr int kStateBytes = kWide ? 0 : 2 * kRows * 4;
-  static constexpr int kRowMapBytes = kRows * 4;  // [row] token and head of the tile
-  static constexpr int kBarrierBytes = 256;
-  static constexpr int kFixed =
-      kQueryBytes + kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
-  static constexpr int kUnits = (kSharedLimit - kFixed) / kUnitBytes;
-  static constexpr int kReaders = kWide ? 8 : 4;  // warps that read a unit
+    static constexpr bool kWide = kRows == 64;
+    static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+    static constexpr int kProbBuffers = kWide ? 1 : 4;  // narrow: two for each warpgroup
+    static constexpr int kProbBytes = kRows * kTileTokens * 2;
+    // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row]; fp32
+    static constexpr int kReduceBytes = kWide ? 3 * kRows * 4 : 2 * 2 * kRows * 4 * 4;
+    static constexpr int kStateBytes = kWide ? 0 : 2 * kRows * 4;
+    static constexpr int kRowMapBytes = kRows * 4;  // [row] token and head of the tile
+    static constexpr int kBarrierBytes = 256;
+    static constexpr int kFixed =
+        kQueryBytes + kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
+    static constexpr int kUnits = (kSharedLimit - kFixed) / kUnitBytes;
+    static constexpr int kReaders = kWide ? 8 : 4;  // warps that read a unit
 
-  static constexpr int kQueryOffset = 0;
-  static constexpr int kRingOffset = kQueryBytes;
-  static constexpr int kProbOffset = kRingOffset + kUnits * kUnitBytes;
-  static constexpr int kReduceOffset = kProbOffset + kProbBuffers * kProbBytes;
-  static constexpr int kStateOffset = kReduceOffset + kReduceBytes;
-  static constexpr int kRowMapOffset = kStateOffset + kStateBytes;
-  static constexpr int kBarrierOffset = kRowMapOffset + kRowMapBytes;
-  static constexpr int kSharedBytes = kBarrierOffset + kBarrierBytes;
+    static constexpr int kQueryOffset = 0;
+    static constexpr int kRingOffset = kQueryBytes;
+    static constexpr int kProbOffset = kRingOffset + kUnits * kUnitBytes;
+    static constexpr int kReduceOffset = kProbOffset + kProbBuffers * kProbBytes;
+    static constexpr int kStateOffset = kReduceOffset + kReduceBytes;
+    static constexpr int kRowMapOffset = kStateOffset + kStateBytes;
+    static constexpr int kBarrierOffset = kRowMapOffset + kRowMapBytes;
+    static constexpr int kSharedBytes = kBarrierOffset + kBarrierBytes;
 
-  static_assert(kSharedBytes <= kSharedLimit);
-  static_assert(kUnits >= 2 * kTileUnits, "the ring holds at least two tiles");
-  static_assert(!kWide || kUnits % kTileUnits == 0, "the wide products need a tile in one piece");
-  static_assert((2 * kUnits + 2) * 8 <= kBarrierBytes);
-  static_assert(kQueryBytes % 1024 == 0 && kProbBytes % 1024 == 0);
+    static_assert(kSharedBytes <= kSharedLimit);
+    static_assert(kUnits >= 2 * kTileUnits, "the ring holds at least two tiles");
+    static_assert(!kWide || kUnits % kTileUnits == 0, "the wide products need a tile in one piece");
+    static_assert((2 * kUnits + 2) * 8 <= kBarrierBytes);
+    static_assert(kQueryBytes % 1024 == 0 && kProbBytes % 1024 == 0);
 };
 
 // Everything a launch needs; mirrored field by field in abi.py.
 struct DecodeParams {
-  const void* q_nope;           // [tokens, heads, 512] bf16
-  const void* q_rope;           // [tokens, heads, 64] bf16
-  const void* kv_cache;         // [pages, page_tokens, 576] bf16
-  void* out;                    // [tokens, heads, 512] bf16
-  float* lse;                   // [tokens, heads] fp32, natural logarithm; -inf for an empty row
-  const int32_t* block_table;   // [requests, block_table_stride]
-  const int32_t* seq_lens;      // [requests], the step's new tokens included
-  const int32_t* query_starts;  // [requests + 1]; null: every request has max_query_tokens
-  const int32_t* plan;          // written by the plan kernel
-  void* partial_out;            // [2 * groups, row_tiles, rows * 512] PartialValue
-  float* partial_lse;           // [2 * groups, row_tiles, rows], base 2
-  int32_t* counters;            // [requests, row_tiles, 4], zero at first; see SharedRequest
-  int64_t q_nope_token_stride, q_nope_head_stride;  // elements
-  int64_t q_rope_token_stride, q_rope_head_stride;
-  int64_t kv_page_stride, kv_token_stride;
-  int64_t out_token_stride, out_head_stride;
-  int64_t block_table_stride;
-  int32_t num_requests, num_tokens, num_heads, max_query_tokens;
-  int32_t num_pages, page_shift;                 // page_tokens = 1 << page_shift
-  int32_t rows, tile_heads, tile_query_tokens;   // row tile: tile_query_tokens x tile_heads <= rows
-  int32_t head_tiles, token_tiles;               // row tiles of a request
-  int32_t groups;                                // blocks per row tile
-  int32_t launch_flags;                          // kDependentLaunch, kCooperativeLaunch
-  float softmax_scale;
+    const void* q_nope;                               // [tokens, heads, 512] bf16
+    const void* q_rope;                               // [tokens, heads, 64] bf16
+    const void* kv_cache;                             // [pages, page_tokens, 576] bf16
+    void* out;                                        // [tokens, heads, 512] bf16
+    float* lse;                                       // [tokens, heads] fp32, natural logarithm; -inf for an empty row
+    const int32_t* block_table;                       // [requests, block_table_stride]
+    const int32_t* seq_lens;                          // [requests], the step's new tokens included
+    const int32_t* query_starts;                      // [requests + 1]; null: every request has max_query_tokens
+    const int32_t* plan;                              // written by the plan kernel
+    void* partial_out;                                // [2 * groups, row_tiles, rows * 512] PartialValue
+    float* partial_lse;                               // [2 * groups, row_tiles, rows], base 2
+    int32_t* counters;                                // [requests, row_tiles, 4], zero at first; see SharedRequest
+    int64_t q_nope_token_stride, q_nope_head_stride;  // elements
+    int64_t q_rope_token_stride, q_rope_head_stride;
+    int64_t kv_page_stride, kv_token_stride;
+    int64_t out_token_stride, out_head_stride;
+    int64_t block_table_stride;
+    int32_t num_requests, num_tokens, num_heads, max_query_tokens;
+    int32_t num_pages, page_shift;                // page_tokens = 1 << page_shift
+    int32_t rows, tile_heads, tile_query_tokens;  // row tile: tile_query_tokens x tile_heads <= rows
+    int32_t head_tiles, token_tiles;              // row tiles of a request
+    int32_t groups;                               // blocks per row tile
+    int32_t launch_flags;                         // kDependentLaunch, kCooperativeLaunch
+    float softmax_scale;
 };
 
 constexpr int kDependentLaunch = 1;    // start before the previous kernel has drained
@@ -89,49 +89,49 @@ constexpr int kCooperativeLaunch = 2;  // all blocks resident at once, or no lau
 // Where the plan's arrays lie inside `plan`.
 template <typename Word>
 struct PlanView {
-  Word* group_request;  // [groups] request in which a group starts
-  Word* group_tile;     // [groups] tile of that request
-  Word* group_tiles;    // [groups] tiles to do
-  Word* group_seq_len;  // [groups] length of that request
-  Word* group_page;     // [groups] page of the first tile, when a page holds whole tiles
-  Word* first_group;    // [requests]
-  Word* last_group;     // [requests] -1: the request has no tokens
-  Word* tile_start;     // [requests + 1] tiles before a request
+    Word* group_request;  // [groups] request in which a group starts
+    Word* group_tile;     // [groups] tile of that request
+    Word* group_tiles;    // [groups] tiles to do
+    Word* group_seq_len;  // [groups] length of that request
+    Word* group_page;     // [groups] page of the first tile, when a page holds whole tiles
+    Word* first_group;    // [requests]
+    Word* last_group;     // [requests] -1: the request has no tokens
+    Word* tile_start;     // [requests + 1] tiles before a request
 
-  __host__ __device__ PlanView(Word* plan, int groups, int num_requests)
-      : group_request(plan),
-        group_tile(plan + groups),
-        group_tiles(plan + 2 * groups),
-        group_seq_len(plan + 3 * groups),
-        group_page(plan + 4 * groups),
-        first_group(plan + 5 * groups),
-        last_group(first_group + num_requests),
-        tile_start(last_group + num_requests) {}
+    __host__ __device__ PlanView(Word* plan, int groups, int num_requests)
+        : group_request(plan),
+          group_tile(plan + groups),
+          group_tiles(plan + 2 * groups),
+          group_seq_len(plan + 3 * groups),
+          group_page(plan + 4 * groups),
+          first_group(plan + 5 * groups),
+          last_group(first_group + num_requests),
+          tile_start(last_group + num_requests) {}
 };
 
 // The block's place in the grid: (groups, head tiles, token tiles).
 struct Place {
-  int group, row_tile, first_head, token_in_request;
+    int group, row_tile, first_head, token_in_request;
 
-  __device__ explicit Place(const DecodeParams& p)
-      : group(blockIdx.x),
-        row_tile(blockIdx.z * p.head_tiles + blockIdx.y),
-        first_head(blockIdx.y * p.tile_heads),
-        token_in_request(blockIdx.z * p.tile_query_tokens) {}
+    __device__ explicit Place(const DecodeParams& p)
+        : group(blockIdx.x),
+          row_tile(blockIdx.z * p.head_tiles + blockIdx.y),
+          first_head(blockIdx.y * p.tile_heads),
+          token_in_request(blockIdx.z * p.tile_query_tokens) {}
 };
 
 // The query tokens of one request that fall in this block's row tile.
 struct QuerySpan {
-  int first_token;   // in the batch
-  int tokens;        // of the request, from first_token on; may be none
-  int query_tokens;  // of the request
+    int first_token;   // in the batch
+    int tokens;        // of the request, from first_token on; may be none
+    int query_tokens;  // of the request
 
-  __device__ QuerySpan(const DecodeParams& p, const Place& place, int request) {
-    const int start = p.query_starts ? p.query_starts[request] : request * p.max_query_tokens;
-    query_tokens = p.query_starts ? p.query_starts[request + 1] - start : p.max_query_tokens;
-    first_token = start + place.token_in_request;
-    tokens = query_tokens - place.token_in_request;
-  }
+    __device__ QuerySpan(const DecodeParams& p, const Place& place, int request) {
+        const int start = p.query_starts ? p.query_starts[request] : request * p.max_query_tokens;
+        query_tokens = p.query_starts ? p.query_starts[request + 1] - start : p.max_query_tokens;
+        first_token = start + place.token_in_request;
+        tokens = query_tokens - place.token_in_request;
+    }
 };
 
 }  // namespace tokenspeed::mla
