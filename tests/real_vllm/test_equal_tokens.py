@@ -31,12 +31,14 @@ class Case:
         requests: the traffic.
         max_model_len: longest sequence in tokens.
         tiny_pool_blocks: a pool so small that running requests must be preempted.
+        roomy_pool_bytes: a pool so large that none is.
     """
 
     model: Callable[[], Path]
     requests: tuple[PromptRequest, ...]
     max_model_len: int
     tiny_pool_blocks: int
+    roomy_pool_bytes: int = 64 << 20
 
     def run(self, scheduler_cls: str | None, *, tiny_pool: bool) -> Outcome:
         """Run the traffic with a roomy pool and whole prompts, or with a tiny pool and prompts in chunks."""
@@ -44,7 +46,7 @@ class Case:
         if tiny_pool:
             arguments |= {"num_gpu_blocks_override": self.tiny_pool_blocks, "max_num_batched_tokens": 128}
         else:
-            arguments |= {"max_num_batched_tokens": 8192}
+            arguments |= {"kv_cache_memory_bytes": self.roomy_pool_bytes, "max_num_batched_tokens": 8192}
         return run_scenario(Scenario(self.model(), self.requests, scheduler_cls, arguments))
 
 
@@ -61,7 +63,7 @@ CASES = {
     "mistral": Case(partial(tiny_model, "mistral"), _TINY_TRAFFIC, 704, 24),
     "gemma3": Case(partial(tiny_model, "gemma3"), _TINY_TRAFFIC, 704, 80),
     "gpt_oss": Case(partial(tiny_model, "gpt_oss"), _TINY_TRAFFIC, 704, 40),
-    "gemma_270m": Case(gemma_model, _GEMMA_TRAFFIC, 832, 144),
+    "gemma_270m": Case(gemma_model, _GEMMA_TRAFFIC, 832, 144, roomy_pool_bytes=512 << 20),
 }
 
 
