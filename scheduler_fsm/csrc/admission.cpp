@@ -101,7 +101,7 @@ bool Admission::try_start(Request& request) {
         const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
         const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
         // With the pool to itself it starts in any case: its chunks shrink to what fits.
-        if (needed <= limit || engine.kv.pool().num_in_use() == 0) {
+        if (needed <= limit || (engine.num_running() == 0 && engine.kv.pool().num_in_use() == 0)) {
             start(request, match);
             return true;
         }
