@@ -5,6 +5,7 @@ Every stage checks what it shows; anything off ends the run with an error and ex
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -95,6 +96,14 @@ def stream(client: OpenAI, prompt: str, max_tokens: int, console: Console | None
     return TimedAnswer("".join(pieces), first_token_s, usage.prompt_tokens, cached)
 
 
+def show_scheduler(server: VllmServer, scheduler: str, console: Console) -> None:
+    """Say which scheduler class the engine core reports; vLLM reports none when it uses its own."""
+    found = re.search(r"custom scheduler class ([\w.]+\w)", server.log_path.read_text(errors="replace"))
+    name = found.group(1) if found else "vLLM's own"
+    console.print(f"scheduler: {name}")
+    require(name.startswith("tokenspeed_plugin.") == (scheduler == "tokenspeed"), f"asked for {scheduler}, got {name}")
+
+
 def show_completion(client: OpenAI, console: Console) -> None:
     """Stream the continuation of a sentence."""
     console.print(f"\n[cyan]completion, streamed[/]  {PROMPT}", end="")
@@ -173,6 +182,7 @@ def run(model: Path, scheduler: str, console: Console) -> None:
         started = time.monotonic()
         with VllmServer(model, arguments, Path(folder) / "serve.log", SERVER_ENVIRONMENT) as server:
             console.print(f"ready at {server.url} after {time.monotonic() - started:.0f} s")
+            show_scheduler(server, scheduler, console)
             client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300.0, max_retries=0)
             show_completion(client, console)
             show_chat(client, console)

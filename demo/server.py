@@ -55,7 +55,7 @@ class VllmServer(AbstractContextManager["VllmServer"]):
         arguments: Sequence[str],
         log_path: Path,
         environment: Mapping[str, str] | None = None,
-        ready_timeout_s: float = 300.0,
+        ready_timeout_s: float = 600.0,
     ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
