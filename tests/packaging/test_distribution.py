@@ -17,6 +17,7 @@ import tokenspeed_plugin
 
 pytestmark = pytest.mark.xdist_group("distribution")
 
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ["entry_points", "host", "kernels", "kv_flat", "placement", "scheduler_fsm"]
 
 
@@ -65,6 +66,13 @@ def test_the_wheel_carries_no_source_of_the_core(wheel_names: list[str]) -> None
     suffixes = (".cpp", ".h", "CMakeLists.txt", ".a", ".pyc")
     core = ("tokenspeed_plugin/kv_flat/", "tokenspeed_plugin/scheduler_fsm/")
     assert [name for name in wheel_names if name.startswith(core) and name.endswith(suffixes)] == []
+
+
+def test_gpu_kernels_travel_as_source(wheel_names: list[str]) -> None:
+    """They are compiled where they run: the wheel carries every CUDA file of the repository."""
+    in_repository = {f"tokenspeed_plugin/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.cu*")}
+    assert in_repository
+    assert {name for name in wheel_names if name.endswith((".cu", ".cuh"))} == in_repository
 
 
 def test_vllm_is_asked_for_by_extras_only(metadata: Message) -> None:
