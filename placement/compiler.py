@@ -17,7 +17,7 @@ from tokenspeed_plugin.placement.cost.cost_model import TOKENWISE
 from tokenspeed_plugin.placement.demand import Demand, MoveBook
 from tokenspeed_plugin.placement.fusion import mark_fusions
 from tokenspeed_plugin.placement.graph import STREAM, ModelGraph, Node, Section
-from tokenspeed_plugin.placement.layout import Layout, spread, text
+from tokenspeed_plugin.placement.layout import Layout, partial_atoms, spread, text
 from tokenspeed_plugin.placement.module_spec import ModuleKind, Signature
 from tokenspeed_plugin.placement.plan import Compute, ModelPlan, Move, SectionPlan, buffer_name
 from tokenspeed_plugin.placement.residual import Residual
@@ -121,7 +121,7 @@ class Compiler:
         signatures = [
             s
             for s in node.spec.signatures(self._mesh)
-            if self._residual.allows(self._mesh, node.spec, s) and self._worth_trying(node, s)
+            if self._residual.allows(self._mesh, node.spec, s) and self._worth_trying(section, node, s)
         ]
         for state in states.values():
             for signature in signatures:
@@ -139,12 +139,19 @@ class Compiler:
             )
         return _undominated(reached)
 
-    def _worth_trying(self, node: Node, signature: Signature) -> bool:
-        """Norms and adds split or stay partial over whole groups; mixtures of pieces of groups never win."""
+    def _worth_trying(self, section: Section, node: Node, signature: Signature) -> bool:
+        """Norms and adds split or stay partial over whole groups; mixtures of pieces of groups never win.
+
+        A residual sum is not handed on as Partial: many layers added up in parts of 16 bits lose what one sum keeps.
+        """
         if node.spec.kind not in TOKENWISE:
             return True
         inside = self._mesh.atoms("attn_tp")
         split = frozenset(a for a in inside if signature.output[a] == TOKENS)
+        if node.spec.kind is ModuleKind.ADD and node.spec.name == section.result:
+            whole = self._residual is Residual.SHARDED and split != frozenset(inside)
+            if whole or partial_atoms(signature.output):
+                return False
         waiting = frozenset(a for a in inside if isinstance(signature.output[a], Partial))
         return split in self._allowed and waiting in self._allowed
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.placement.algebra import REPLICATE, TOKENS
 from tokenspeed_plugin.placement.cost.cost_model import TOKENWISE
+from tokenspeed_plugin.placement.module_spec import ModuleKind
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.placement.mesh import Mesh
@@ -22,15 +23,16 @@ class Residual(str, Enum):
     SHARDED = "sharded"
 
     def allows(self, mesh: Mesh, spec: ModuleSpec, signature: Signature) -> bool:
-        """Whether a norm, add or scale may run in ``signature``; other modules always may.
+        """Whether a module may run in ``signature``.
 
+        REPLICATED splits tokens over the attention group nowhere, SHARDED does so in every norm.
         Data-parallel ranks never hold each other's tokens in the residual stream: gathering it would move more than the
         module that needs it.
         """
-        if spec.kind not in TOKENWISE:
-            return True
-        if any(signature.output[atom] == REPLICATE for atom in mesh.atoms("dp")):
+        atoms = mesh.atoms("attn_tp")
+        if self is Residual.REPLICATED and any(signature.output[a] == TOKENS for a in atoms):
             return False
-        if any(signature.output[atom] == TOKENS for atom in mesh.atoms("attn_tp")):
-            return self is not Residual.REPLICATED
-        return self is not Residual.SHARDED or not mesh.atoms("attn_tp")
+        if spec.kind in TOKENWISE and any(signature.output[a] == REPLICATE for a in mesh.atoms("dp")):
+            return False
+        must_split = self is Residual.SHARDED and spec.kind is ModuleKind.NORM
+        return not must_split or all(signature.output[a] == TOKENS for a in atoms)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -17,6 +18,15 @@ from tokenspeed_plugin.placement.simulation import Batch, Simulation, random_wei
 from tokenspeed_plugin.placement.verifier import verify
 
 ALONE = ("attn=tp1,dense=tp1,moe=tp1", 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Many tiny operations: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def run(
@@ -59,7 +69,8 @@ def test_tokens_that_do_not_divide_over_the_shards(length_tokens: int) -> None:
 def test_random_models_on_random_groups(data: st.DataObject) -> None:
     world_size = data.draw(st.sampled_from([2, 3, 4, 6, 8]), "world size")
     divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-    attn, dense = data.draw(st.sampled_from(divisors)), data.draw(st.sampled_from(divisors))
+    attn = data.draw(st.sampled_from([n for n in divisors if 8 % n == 0]))
+    dense = data.draw(st.sampled_from(divisors))
     moe = data.draw(st.sampled_from(divisors))
     kind = data.draw(st.sampled_from(["tp", "ep"]))
     nested = all(a % b == 0 or b % a == 0 for a in (attn, dense, moe) for b in (attn, dense, moe))

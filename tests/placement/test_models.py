@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations from configurations: layer kinds, sizes, refusals, and architectures of other packages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.placement.placement_cases import FAMILIES, model
+from tests.placement.real_configs import REAL
+from tokenspeed_plugin.placement import PlacementError
+from tokenspeed_plugin.placement.models import declare, declared_architectures, register_declaration
+
+
+def test_layer_kinds_follow_the_configuration() -> None:
+    assert Counter(declare("d", REAL["DeepSeek-V3"]).order) == {
+        "entry": 1,
+        "dense_layer": 3,
+        "moe_layer": 58,
+        "exit": 1,
+    }
+    assert Counter(declare("g", REAL["gpt-oss-120b"]).order[1:-1]) == {"sliding_attention": 18, "full_attention": 18}
+    assert declare("m", REAL["gemma-3-27b"]).order[1:8] == (
+        *["sliding_attention"] * 5,
+        "full_attention",
+        "sliding_attention",
+    )
+    assert model("qwen3_moe").order == ("entry", "dense_layer", "moe_layer", "moe_layer", "exit")
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama-3.1-8B", "Qwen3-32B", "Qwen3-235B-A22B", "DeepSeek-V3", "gpt-oss-120b", "gemma-3-27b"]
+)
+def test_declared_parameters_add_up_to_the_published_size(name: str) -> None:
+    published_billions = {
+        "Llama-3.1-8B": 8.0,
+        "Qwen3-32B": 32.8,
+        "Qwen3-235B-A22B": 235,
+        "DeepSeek-V3": 671,
+        "gpt-oss-120b": 116.8,
+        "gemma-3-27b": 27.0,
+    }
+    graph = declare(name, REAL[name])
+    total = 0
+    for section, times in graph.layer_counts.items():
+        for node in graph.sections[section].nodes:
+            for param in node.spec.params:
+                elements = 1
+                for dim in param.dims:
+                    elements *= graph.sizes[dim]
+                total += times * elements
+    if name == "gemma-3-27b":  # embedding and head share their weights
+        total -= graph.sizes["vocab"] * graph.sizes["hidden"]
+    assert total / 1e9 == pytest.approx(published_billions[name], rel=0.02)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_declaration_names_a_collective(family: str) -> None:
+    words = ("all_reduce", "all-reduce", "gather", "scatter", "all_to_all")
+    for module in model(family).modules():
+        assert not any(word in repr(module) for word in words)
+
+
+def test_an_unknown_architecture_lists_the_declared_ones() -> None:
+    with pytest.raises(PlacementError, match=r"architectures \['FooForCausalLM'\] are not declared.*LlamaForCausalLM"):
+        declare("foo", {"architectures": ["FooForCausalLM"]})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(PlacementError, match="config of 'llama': num_hidden_layers is None, a positive whole number"):
+        model("llama", num_hidden_layers=None)
+    with pytest.raises(PlacementError, match="8 query heads do not divide over 3 key-value heads"):
+        model("llama", num_key_value_heads=3)
+    with pytest.raises(PlacementError, match="dtype 'int3' is not one of float32, bfloat16, float16"):
+        model("llama", dtype="int3")
+    with pytest.raises(PlacementError, match="layer_types has 1 entries"):
+        model("gemma3", layer_types=["full_attention"])
+
+
+def test_a_second_declaration_of_an_architecture_is_refused() -> None:
+    assert "Qwen3ForCausalLM" in declared_architectures()
+    with pytest.raises(PlacementError, match="'Qwen3ForCausalLM' is declared already"):
+        register_declaration("Qwen3ForCausalLM", declare)
