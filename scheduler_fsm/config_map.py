@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVCacheConfig, VllmConfig
 
 
-def scheduler_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int) -> _core.SchedulerConfig:
+def scheduler_config(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int
+) -> _core.SchedulerConfig:
     """What the core decides by.
 
     Args:

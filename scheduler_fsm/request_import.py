@@ -39,7 +39,7 @@ class PromptImporter:
     def _prepare(self, request: "Request") -> _core.PreparedPrompt:
         lora = request.lora_request
         return _core.prepare_prompt(
-            tokens=request._all_token_ids,  # noqa: SLF001 - the public view is a wrapper that copies item by item
+            tokens=request._all_token_ids,
             key_tokens=self._key_tokens,
             salt=request.cache_salt or "",
             adapter=lora.lora_name if lora is not None else "",

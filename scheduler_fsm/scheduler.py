@@ -5,14 +5,13 @@ The core decides; this adapter translates. Rows that carry nothing but tokens ne
 """
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenspeed_plugin.host import config_gate, patches
 from tokenspeed_plugin.host.names import (
     MULTIMODAL_REGISTRY,
-    EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
     PauseState,
@@ -21,8 +20,11 @@ from tokenspeed_plugin.host.names import (
     init_logger,
 )
 from tokenspeed_plugin.scheduler_fsm import _core, config_map, outcomes, request_import
+from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
+from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
+from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 from tokenspeed_plugin.scheduler_fsm.row_outputs import RowOutputs
 from tokenspeed_plugin.scheduler_fsm.statistics import Statistics
 from tokenspeed_plugin.scheduler_fsm.step_output import scheduler_output
@@ -49,6 +51,9 @@ _PAUSE = {
     PauseState.PAUSED_NEW: _core.PauseLevel.NEW,
     PauseState.PAUSED_ALL: _core.PauseLevel.ALL,
 }
+
+
+_NO_SESSIONS = "streaming-input sessions are not supported by the tokenspeed scheduler; start vLLM with `--scheduler vllm` for them"
 
 
 class _Step(NamedTuple):
@@ -93,13 +98,13 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
         self._rows = RowOutputs(self._core, self._grammars)
+        self._drafts = DraftIntake(self._core, self.requests, self._handles, self._grammars)
         self._pause_state = PauseState.UNPAUSED
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
-        # Told to the clients with the next outputs.
-        self._finished_by_client: dict[int, set[str]] | None = defaultdict(set) if include_finished_set else None
-        self._closing_outputs: list[tuple[int, EngineCoreOutput]] = []
+        self._mirror = RequestMirror(log_stats=log_stats)
+        self._outbox = ClientOutbox(include_finished_set=include_finished_set)
         caching = bool(vllm_config.cache_config.enable_prefix_caching)
         self._prompts = request_import.PromptImporter(key_tokens if caching else 0)
         patches.install_block_hasher(lambda *_: self._prompts, vllm_config, has_connector=False)
@@ -109,6 +114,9 @@ class TokenSpeedScheduler(SchedulerInterface):
     def add_request(self, request: "Request") -> None:
         """Take a request in. One that can never run ends with the next outputs; the engine goes on."""
         req_id = request.request_id
+        if request.resumable:
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_SESSIONS)
+            return
         if req_id in self.requests:
             msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
             raise ValueError(msg)
@@ -129,13 +137,12 @@ class TokenSpeedScheduler(SchedulerInterface):
                 has_grammar=has_grammar,
             )
         except (_core.RefusedRequest, ValueError) as refusal:
-            self._close(request, RequestStatus.FINISHED_ERROR, str(refusal))
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
             return
         self.requests[req_id] = request
         if has_grammar:
             self._grammars.hold(request)
-        if self._statistics is not None:
-            request.record_event(EngineCoreEventType.QUEUED)
+        self._mirror.queued(request)
 
     def has_request(self, request_id: str) -> bool:
         """Whether the scheduler holds the request."""
@@ -167,15 +174,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._core.release(self._handles.pop(req_id))
         self._grammars.drop(req_id)
         self._finished_req_ids.add(req_id)
-        if self._finished_by_client is not None:
-            self._finished_by_client[request.client_index].add(req_id)
-
-    def _close(self, request: "Request", status: RequestStatus, error: str | None) -> None:
-        """End a request that no step will end; its client hears of it with the next outputs."""
-        request.status = status
-        if error is not None:
-            logger.error("Request %s: %s", request.request_id, error)
-        self._closing_outputs.append((request.client_index, outcomes.closing_output(request, error)))
+        self._outbox.note_finished(request)
 
     # -- steps -----------------------------------------------------------------------------------------------------------------
 
@@ -199,36 +198,25 @@ class TokenSpeedScheduler(SchedulerInterface):
             self._core.open_gate(self._handles[request.request_id])
         for request, message in failed:
             self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
-            self._close(request, RequestStatus.FINISHED_ERROR, message)
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, message)
 
     def _note_changes(self, plan: _core.PlanColumns) -> None:
-        """Keep vLLM's requests, its events and the workers informed of what happens rarely."""
-        now = time.monotonic()
-        for request in plan.retracted:
-            self._note_preemption(request, now)
-        for request, num_cached in plan.admitted:
-            request.status = RequestStatus.RUNNING
-            if request.num_preemptions == 0 and request.prefill_stats is not None:
-                request.prefill_stats.set(
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_local_cached_tokens=num_cached,
-                    num_external_cached_tokens=0,
-                )
-            if self._statistics is not None:
-                request.record_event(EngineCoreEventType.SCHEDULED, now)
+        """Keep vLLM's requests and the workers informed of what happens rarely."""
+        now_s = time.monotonic()
+        self._note_preemptions(plan.retracted, now_s)
+        for request, num_cached_tokens in plan.admitted:
+            self._mirror.admitted(request, num_cached_tokens, now_s)
         for request in plan.ended:
-            self._forget(request)
-            self._close(request, RequestStatus.FINISHED_LENGTH_CAPPED, None)
             logger.warning("Request %s ends: it fills the whole KV cache alone.", request.request_id)
+            self._forget(request)
+            self._outbox.close(request, RequestStatus.FINISHED_LENGTH_CAPPED)
 
-    def _note_preemption(self, request: "Request", now: float) -> None:
-        request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
-        self._preempted_req_ids.add(request.request_id)
-        if self._statistics is not None:
-            request.record_event(EngineCoreEventType.PREEMPTED, now)
+    def _note_preemptions(self, requests: "list[Request]", now_s: float) -> None:
+        for request in requests:
+            self._mirror.preempted(request, now_s)
+            self._preempted_req_ids.add(request.request_id)
 
-    def get_grammar_bitmask(self, scheduler_output: "SchedulerOutput") -> "GrammarOutput | None":  # noqa: F811
+    def get_grammar_bitmask(self, scheduler_output: "SchedulerOutput") -> "GrammarOutput | None":
         """Masks for the rows of this step that sample under a grammar."""
         if not scheduler_output.has_structured_output_requests:
             return None
@@ -237,7 +225,7 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def update_from_output(
         self,
-        scheduler_output: "SchedulerOutput",  # noqa: F811
+        scheduler_output: "SchedulerOutput",
         model_runner_output: "ModelRunnerOutput",
     ) -> dict[int, EngineCoreOutputs]:
         """Take in what a step produced; returns what each client gets."""
@@ -247,7 +235,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         if step is not None:
             delivered = self._core.advance(
                 step.number,
-                model_runner_output.sampled_token_ids,
+                model_runner_output.sampled_token_ids or [],
                 model_runner_output.req_id_to_index,
                 bool(model_runner_output.num_nans_in_logits),
             )
@@ -257,11 +245,8 @@ class TokenSpeedScheduler(SchedulerInterface):
                     outputs.setdefault(request.client_index, []).append(output)
                     if output.finish_reason is not None:
                         self._forget(request)
-        for client_index, output in self._closing_outputs:
-            outputs.setdefault(client_index, []).append(output)
-        self._closing_outputs.clear()
         self._events.publish(self._core)
-        by_client = self._by_client(outputs)
+        by_client = self._outbox.collect(outputs)
         if self._statistics is not None:
             # One front end is enough; without outputs the first one gets the report.
             if not by_client:
@@ -278,40 +263,17 @@ class TokenSpeedScheduler(SchedulerInterface):
                 return step
         return None
 
-    def _by_client(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
-        by_client = {client: EngineCoreOutputs(outputs=rows) for client, rows in outputs.items()}
-        if self._finished_by_client:
-            for client, req_ids in self._finished_by_client.items():
-                by_client.setdefault(client, EngineCoreOutputs()).finished_requests = req_ids
-            self._finished_by_client = defaultdict(set)
-        return by_client
-
     def update_draft_token_ids(self, draft_token_ids: "DraftTokenIds") -> None:
         """Set what the next step verifies."""
-        for req_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
-            request = self.requests.get(req_id)
-            if request is not None:
-                self._core.set_drafts(self._handles[req_id], self._grammars.valid_drafts(request, drafts))
+        self._drafts.set(draft_token_ids)
 
     def update_draft_token_ids_in_output(
         self,
         draft_token_ids: "DraftTokenIds",
-        scheduler_output: "SchedulerOutput",  # noqa: F811
+        scheduler_output: "SchedulerOutput",
     ) -> None:
         """Put drafts that the workers proposed meanwhile in place of a planned step's placeholders."""
-        num_invalid: dict[str, int] = {}
-        planned = scheduler_output.scheduled_spec_decode_tokens
-        for req_id, drafts in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
-            request = self.requests.get(req_id)
-            placeholders = planned.get(req_id)
-            if request is None or not placeholders:
-                continue
-            valid = self._grammars.valid_drafts(request, drafts[: len(placeholders)])
-            missing = len(placeholders) - len(valid)
-            if missing:
-                num_invalid[req_id] = missing
-            planned[req_id] = valid + [-1] * missing
-        scheduler_output.num_invalid_spec_tokens = num_invalid
+        self._drafts.fill(draft_token_ids, scheduler_output)
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
@@ -325,7 +287,7 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def has_finished_requests(self) -> bool:
         """Whether workers or clients are still to be told that a request ended."""
-        return bool(self._finished_req_ids or self._closing_outputs)
+        return bool(self._finished_req_ids or self._outbox)
 
     @property
     def pause_state(self) -> PauseState:
@@ -348,9 +310,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             False while blocks are in use.
         """
         if reset_running_requests:
-            now = time.monotonic()
-            for request in self._core.retract_all():
-                self._note_preemption(request, now)
+            self._note_preemptions(self._core.retract_all(), time.monotonic())
         done = self._core.reset_prefix_cache()
         if done and self._statistics is not None:
             self._statistics.note_reset()

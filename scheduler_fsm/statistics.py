@@ -47,7 +47,9 @@ class Statistics:
             spec_decoding_stats=self._speculation(drafts, num_invalid_drafts),
         )
 
-    def _speculation(self, drafts: "DraftTally | None", num_invalid_drafts: dict[str, int] | None) -> SpecDecodingStats | None:
+    def _speculation(
+        self, drafts: "DraftTally | None", num_invalid_drafts: dict[str, int] | None
+    ) -> SpecDecodingStats | None:
         if drafts is None:
             return None
         num_rows, num_drafts, num_accepted, drafts_by_position, accepted_by_position = drafts

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own Request objects, kept true where somebody reads them."""
+
+from typing import TYPE_CHECKING
+
+from tokenspeed_plugin.host.names import EngineCoreEventType, RequestStatus
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import Request
+
+
+class RequestMirror:
+    """Writes what the core did into vLLM's requests: status, events for its metrics, prefill statistics."""
+
+    def __init__(self, *, log_stats: bool) -> None:
+        """Args: log_stats: whether vLLM wants events."""
+        self._log_stats = log_stats
+
+    def queued(self, request: "Request") -> None:
+        """The core took it in."""
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.QUEUED)
+
+    def admitted(self, request: "Request", num_cached_tokens: int, now_s: float) -> None:
+        """It runs from now on.
+
+        Args:
+            request: that was waiting.
+            num_cached_tokens: of its tokens, served by the prefix cache.
+            now_s: monotonic clock.
+        """
+        request.status = RequestStatus.RUNNING
+        # A repeated prefill after a preemption is not what its client calls its prompt.
+        if request.num_preemptions == 0 and request.prefill_stats is not None:
+            request.prefill_stats.set(
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_local_cached_tokens=num_cached_tokens,
+                num_external_cached_tokens=0,
+            )
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.SCHEDULED, now_s)
+
+    def preempted(self, request: "Request", now_s: float) -> None:
+        """Its KV was taken; it waits again."""
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        if self._log_stats:
+            request.record_event(EngineCoreEventType.PREEMPTED, now_s)
