@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the architecture name of a configuration to its declaration.
 
-Other packages add an architecture through the pluggy hook ``tokenspeed_declare_models`` (entry-point group
-``tokenspeed_plugin``), which returns a mapping from architecture name to declaration.
+Other packages add an architecture with :func:`register_declaration`, or through the pluggy hook
+``tokenspeed_declare_models``, which returns a mapping from architecture name to declaration (``docs/placement.md``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tokenspeed_plugin.hooks import plugin_manager
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.models import families
 
@@ -17,12 +18,23 @@ if TYPE_CHECKING:
 
     from tokenspeed_plugin.placement.graph import ModelGraph
 
+HOOK: Final = "tokenspeed_declare_models"
+
 
 class Declaration(Protocol):
     """Builds the graph of a model from its name and Hugging Face configuration."""
 
     def __call__(self, name: str, config: Mapping[str, Any], /) -> ModelGraph:
         """The graph of model ``name``."""
+        ...
+
+
+class HookCaller(Protocol):
+    """The part of a pluggy manager that is used here."""
+
+    @property
+    def hook(self) -> Any:
+        """Callable hooks by name."""
         ...
 
 
@@ -40,9 +52,9 @@ _DECLARATIONS: dict[str, Declaration] = {
 }
 
 
-def declared_architectures() -> tuple[str, ...]:
+def declared_architectures(manager: HookCaller | None = None) -> tuple[str, ...]:
     """Architectures that placement knows, in alphabetical order."""
-    return tuple(sorted(_DECLARATIONS))
+    return tuple(sorted(_known(manager)))
 
 
 def register_declaration(architecture: str, declaration: Declaration) -> None:
@@ -57,18 +69,34 @@ def register_declaration(architecture: str, declaration: Declaration) -> None:
     _DECLARATIONS[architecture] = declaration
 
 
-def declare(name: str, config: Mapping[str, Any]) -> ModelGraph:
+def declare(name: str, config: Mapping[str, Any], manager: HookCaller | None = None) -> ModelGraph:
     """The declaration of a model from its configuration (the text part of a multimodal one).
 
+    ``manager`` is the pluggy manager whose hooks add architectures; that of this process by default.
+
     Raises:
-        PlacementError: no architecture of the configuration is declared, or a field is missing.
+        PlacementError: no architecture of the configuration is declared, one is declared twice, or a field is missing.
     """
+    known = _known(manager)
     for architecture in config.get("architectures") or ():
-        if architecture in _DECLARATIONS:
+        if architecture in known:
             text = config.get("text_config")
-            return _DECLARATIONS[architecture](name, {**config, **text} if text else config)
+            return known[architecture](name, {**config, **text} if text else config)
     message = (
         f"model {name!r}: architectures {config.get('architectures')} are not declared for placement; "
-        f"declared are {', '.join(declared_architectures())}"
+        f"declared are {', '.join(sorted(known))}"
     )
     raise PlacementError(message)
+
+
+def _known(manager: HookCaller | None) -> dict[str, Declaration]:
+    """Shipped and registered declarations, and those that hooks add."""
+    known = dict(_DECLARATIONS)
+    hook = getattr((manager or plugin_manager()).hook, HOOK, None)
+    for added in hook() if hook is not None else ():
+        twice = sorted(known.keys() & added.keys())
+        if twice:
+            message = f"architecture {twice[0]!r} is declared already; a second declaration through {HOOK} is refused"
+            raise PlacementError(message)
+        known.update(added)
+    return known

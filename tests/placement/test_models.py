@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
+from types import ModuleType
 
+import pluggy
 import pytest
 
-from tests.placement.placement_cases import FAMILIES, model
+from tests.placement.placement_cases import FAMILIES, compile_plan, model
 from tests.placement.real_configs import REAL
-from tokenspeed_plugin.placement import PlacementError
+from tokenspeed_plugin.hooks import PROJECT, hookimpl
+from tokenspeed_plugin.placement import PlacementError, Residual
 from tokenspeed_plugin.placement.models import declare, declared_architectures, register_declaration
+from tokenspeed_plugin.placement.verifier import verify
 
 
 def test_layer_kinds_follow_the_configuration() -> None:
@@ -82,3 +89,56 @@ def test_a_second_declaration_of_an_architecture_is_refused() -> None:
     assert "Qwen3ForCausalLM" in declared_architectures()
     with pytest.raises(PlacementError, match="'Qwen3ForCausalLM' is declared already"):
         register_declaration("Qwen3ForCausalLM", declare)
+
+
+def documented_plugin() -> ModuleType:
+    """The example of docs/placement.md as a module."""
+    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
+    module = ModuleType("documented_plugin")
+    exec(page.split("```python\n")[1].split("```")[0], module.__dict__)
+    return module
+
+
+def hooked(*plugins: ModuleType) -> pluggy.PluginManager:
+    class Specification:
+        @staticmethod
+        @pluggy.HookspecMarker(PROJECT)
+        def tokenspeed_declare_models() -> None:
+            """Architecture name -> declaration."""
+
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(Specification)
+    for plugin in plugins:
+        manager.register(plugin)
+    manager.check_pending()
+    return manager
+
+
+def test_the_documented_third_party_model_compiles_to_one_reduction_per_layer() -> None:
+    manager = hooked(documented_plugin())
+    assert "ParallelDecoderForCausalLM" in declared_architectures(manager)
+    config = {
+        "architectures": ["ParallelDecoderForCausalLM"],
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+    }
+    graph = declare("third-party", config, manager)
+    plan = compile_plan(graph, residual=Residual.REPLICATED)
+    verify(graph, plan)
+    assert [len(s.collectives) for s in plan.sections[2:4]] == [1, 1]
+
+
+def test_a_hook_cannot_replace_a_shipped_declaration() -> None:
+    plugin = documented_plugin()
+    plugin.tokenspeed_declare_models = hookimpl(lambda: {"Qwen3ForCausalLM": declare})
+    plugin.tokenspeed_declare_models.__name__ = "tokenspeed_declare_models"
+    with pytest.raises(PlacementError, match="'Qwen3ForCausalLM' is declared already; a second declaration through"):
+        declare("x", REAL["Qwen3-32B"], hooked(plugin))
+
+
+def test_planning_does_not_import_torch() -> None:
+    code = "import sys, tokenspeed_plugin.placement.cli as c, tokenspeed_plugin.placement.verifier; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
