@@ -41,6 +41,8 @@ STATISTICS = {
     "vllm:request_success_total": "finished requests",
 }
 LETTERS_OF_ENGLISH = 0.9
+NUM_FACTS = 160
+NUM_REPEATS = 3
 
 
 class DemoError(RuntimeError):
@@ -138,23 +140,27 @@ def show_batch(client: OpenAI, console: Console) -> None:
 
 
 def show_cache(client: OpenAI, server: VllmServer, console: Console) -> None:
-    """Send a long prompt twice: the second time it is found in the cache and its first token comes sooner."""
-    facts = (f"In the year {1000 + year} the village counted {year * 7} sheep." for year in range(60))
+    """Send a long prompt again and again: it is found in the cache and its first token comes sooner."""
+    facts = (f"In the year {1000 + year} the village counted {year * 7} sheep." for year in range(NUM_FACTS))
     prompt = " ".join(facts) + " The village"
     hits_before = server.metrics()["vllm:prefix_cache_hits_total"]
-    first, second = stream(client, prompt, 8), stream(client, prompt, 8)
+    answers = [stream(client, prompt, 4) for _ in range(NUM_REPEATS)]
     hits = server.metrics()["vllm:prefix_cache_hits_total"] - hits_before
-    table = Table(title=f"one prompt of {first.num_prompt_tokens} tokens, sent twice")
-    for heading in ("", "cached tokens", "time to first token"):
+    first, repeats = answers[0], answers[1:]
+    table = Table(title=f"one prompt of {first.num_prompt_tokens} tokens, sent {NUM_REPEATS} times")
+    for heading in ("time", "cached tokens", "time to first token"):
         table.add_column(heading, justify="right")
-    for label, answer in (("first", first), ("second", second)):
-        table.add_row(label, str(answer.num_cached_tokens), f"{answer.first_token_s * 1000:.0f} ms")
+    for number, answer in enumerate(answers, 1):
+        table.add_row(str(number), str(answer.num_cached_tokens), f"{answer.first_token_s * 1000:.0f} ms")
     console.print()
     console.print(table)
-    require(second.num_cached_tokens > 0, "the usage of the second answer reports no cached token")
-    require(hits >= second.num_cached_tokens, f"/metrics counts {hits:.0f} hits, usage {second.num_cached_tokens}")
-    require(first.text == second.text, f"the answers differ: {first.text!r} and {second.text!r}")
-    require(second.first_token_s < first.first_token_s, "the second first token did not come sooner")
+    cached = sum(answer.num_cached_tokens for answer in answers)
+    require(all(answer.num_cached_tokens > 0 for answer in repeats), "the usage of a repeat reports no cached token")
+    require(hits == cached, f"/metrics counts {hits:.0f} hits, the usages {cached}")
+    require(all(answer.text == first.text for answer in repeats), f"the answers differ: {answers}")
+    # The best of the repeats: a busy machine may hold up any single one.
+    best_s = min(answer.first_token_s for answer in repeats)
+    require(best_s < first.first_token_s, "no repeat got its first token sooner than the first request")
 
 
 def show_statistics(server: VllmServer, console: Console) -> None:
