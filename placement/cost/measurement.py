@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the collectives of a process group and turns the times into a cost table that is the same on every rank."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from tokenspeed_plugin.placement.algebra import COLLECTIVES, Conversion
+from tokenspeed_plugin.placement.cost.cost_table import CostTable, LinkCost, Sample, fit_link, ring_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+SIZES_BYTES: Final = tuple(2**exponent for exponent in range(12, 28, 3))
+REPEATS: Final = 20
+WARM_UPS: Final = 5
+
+
+def measure(
+    group: ProcessGroup, device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES
+) -> dict[Conversion, list[Sample]]:
+    """Median time of every collective and whole-tensor size (bf16), the slowest rank's.
+
+    Every rank of ``group`` has to call this; all get the same samples.
+    """
+    return {
+        kind: [_sample(kind, group, device, size) for size in sizes_bytes]
+        for kind in sorted(COLLECTIVES, key=lambda k: k.value)
+    }
+
+
+def measured_table(base: CostTable, num_ranks: int, samples: Mapping[Conversion, Sequence[Sample]]) -> CostTable:
+    """``base`` with the links inside a node fitted for ``num_ranks`` ranks.
+
+    Raises:
+        PlacementError: the samples of a collective cannot be fitted.
+    """
+    node: dict[Conversion, dict[int, LinkCost]] = {kind: dict(sizes) for kind, sizes in base.links["node"].items()}
+    for kind, measured in samples.items():
+        node.setdefault(kind, {})[num_ranks] = fit_link(measured)
+    changes = {
+        "source": "measured",
+        "note": f"Collectives inside a node over {num_ranks} ranks are fitted from a measurement. Before: {base.note}",
+        "links": {**base.links, "node": node},
+    }
+    return base.model_copy(update=changes)
+
+
+def prediction_errors(
+    table: CostTable, num_ranks: int, samples: Mapping[Conversion, Sequence[Sample]]
+) -> dict[Conversion, list[float]]:
+    """Predicted over measured time, minus one, for every sample."""
+    return {
+        kind: [
+            table.link(kind, num_ranks, inside_node=True).time_us(sample.ring_bytes) / sample.time_us - 1
+            for sample in measured
+        ]
+        for kind, measured in samples.items()
+    }
+
+
+def _sample(kind: Conversion, group: ProcessGroup, device: torch.device, size_bytes: int) -> Sample:
+    import torch
+    from torch import distributed
+
+    num_ranks = group.size()
+    elements = max(size_bytes // 2 // num_ranks, 1) * num_ranks
+    whole = torch.zeros(elements, dtype=torch.bfloat16, device=device)
+    own = torch.zeros(elements // num_ranks, dtype=torch.bfloat16, device=device)
+    run = _operation(kind, group, whole, own)
+    for _ in range(WARM_UPS):
+        run()
+    times = []
+    for _ in range(REPEATS):
+        _settle(device, group)
+        start = perf_counter()
+        run()
+        _settle(device)
+        times.append((perf_counter() - start) * 1e6)
+    slowest = torch.tensor([median(times)], dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX, group=group)
+    return Sample(ring_bytes=ring_bytes(kind, num_ranks, elements * 2), time_us=slowest.item())
+
+
+def _operation(kind: Conversion, group: ProcessGroup, whole: torch.Tensor, own: torch.Tensor) -> Callable[[], object]:
+    import torch
+    from torch import distributed
+
+    received = torch.empty_like(whole)
+    return {
+        Conversion.ALL_REDUCE: lambda: distributed.all_reduce(whole, group=group),
+        Conversion.REDUCE_SCATTER: lambda: distributed.reduce_scatter_tensor(own, whole, group=group),
+        Conversion.ALL_GATHER: lambda: distributed.all_gather_into_tensor(whole, own, group=group),
+        Conversion.ALL_TO_ALL: lambda: distributed.all_to_all_single(received, whole, group=group),
+    }[kind]
+
+
+def _settle(device: torch.device, group: ProcessGroup | None = None) -> None:
+    """Wait for the device, and for the other ranks."""
+    import torch
+    from torch import distributed
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    if group is not None:
+        distributed.barrier(group=group)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real processes measure their collectives and arrive at one and the same table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+from tests.placement.placement_cases import TABLE
+from tokenspeed_plugin.placement import Conversion
+from tokenspeed_plugin.placement.cost import CostTable, LinkCost, Sample
+from tokenspeed_plugin.placement.cost.measurement import measure, measured_table, prediction_errors
+
+SIZES_BYTES = (2**12, 2**16, 2**23)
+
+
+def measure_on_one_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    samples = measure(distributed.group.WORLD, torch.device("cpu"), SIZES_BYTES)
+    table = measured_table(TABLE, 2, samples)
+    (Path(folder) / f"table{rank}.json").write_text(table.model_dump_json())
+    counts = {kind.value: [s.ring_bytes for s in found] for kind, found in samples.items()}
+    (Path(folder) / f"bytes{rank}.json").write_text(json.dumps(counts))
+    distributed.destroy_process_group()
+
+
+def test_ranks_agree_on_what_they_measured(tmp_path: Path) -> None:
+    multiprocessing.spawn(measure_on_one_rank, (str(tmp_path),), nprocs=2)
+    texts = [(tmp_path / f"table{rank}.json").read_text() for rank in (0, 1)]
+    assert texts[0] == texts[1]
+    table = CostTable.load(tmp_path / "table0.json")
+    assert table.source == "measured"
+    assert table.links["network"] == TABLE.links["network"]
+    for kind, sizes in table.links["node"].items():
+        assert sizes[2] != TABLE.links["node"][kind][2]
+        assert sizes[8] == TABLE.links["node"][kind][8]
+    sent = json.loads((tmp_path / "bytes0.json").read_text())
+    assert sent["all-reduce"] == [float(n) for n in SIZES_BYTES]
+    assert sent["all-gather"] == [n / 2 for n in SIZES_BYTES]
+
+
+def test_prediction_errors_are_relative_to_the_measured_time() -> None:
+    kind = Conversion.ALL_GATHER
+    link = LinkCost(latency_us=10, gbytes_per_s=100)
+    samples = {kind: [Sample(ring_bytes=n, time_us=link.time_us(n)) for n in (1e3, 1e6, 1e8)]}
+    table = measured_table(TABLE, 4, samples)
+    assert prediction_errors(table, 4, samples)[kind] == pytest.approx([0, 0, 0], abs=1e-9)
+    slower = {kind: [Sample(ring_bytes=s.ring_bytes, time_us=2 * s.time_us) for s in samples[kind]]}
+    assert prediction_errors(table, 4, slower)[kind] == pytest.approx([-0.5, -0.5, -0.5])
