@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another distribution may add. Implement with `tokenspeed_plugin.hooks.hookimpl`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pluggy
 
@@ -17,4 +18,13 @@ def tokenspeed_schedulers() -> Mapping[str, str]:  # type: ignore[empty-body]
 
     Returns:
         name -> dotted path of a class that implements vLLM's `SchedulerInterface`. Nothing is imported until it is asked for.
+    """
+
+
+@hookspec
+def tokenspeed_kernels() -> Iterable[Any]:  # type: ignore[empty-body]
+    """Kernels to offer beside our own, as `tokenspeed_plugin.kernels.registry.KernelSpec`.
+
+    Returns:
+        specifications; each must have a name (family, mode, solution) that nobody else uses. What they load is imported late.
     """

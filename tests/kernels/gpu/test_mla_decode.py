@@ -34,7 +34,7 @@ class Case:
 def make_case(heads: int, queries: int | list[int], lengths: list[int], page_tokens: int = 64, seed: int = 0) -> Case:
     """Random inputs; free pages, slots past a request's end and table entries past its last page are poisoned."""
     generator = torch.Generator("cuda").manual_seed(seed)
-    requests, pages = len(lengths), max(1, max(-(-length // page_tokens) for length in lengths))
+    requests, pages = len(lengths), max(1, *(-(-length // page_tokens) for length in lengths))
     kv_cache = torch.randn(
         requests * pages + 1, page_tokens, 576, device="cuda", dtype=torch.bfloat16, generator=generator
     )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenspeed-plugin kernels`: what there is, what would be chosen and why, and where the measurements come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tokenspeed_plugin.kernels.autotune import (
+    SHIPPED,
+    TuningFileError,
+    TuningStore,
+    TuningTable,
+    load_tables,
+    user_store,
+)
+from tokenspeed_plugin.kernels.device import device_key, this_platform
+from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, decode_shape
+from tokenspeed_plugin.kernels.registry import Objective, Platform, default_registry, signature_text
+from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
+
+app = typer.Typer(help="MLA and MoE kernels: list, explain, tune, bench.", no_args_is_help=True)
+
+Heads = Annotated[int, typer.Option(min=1, help="Query heads on one GPU.")]
+Queries = Annotated[int, typer.Option(min=1, help="Query tokens of a request, drafts included.")]
+Requests = Annotated[int, typer.Option(min=1, help="Requests in the batch.")]
+Context = Annotated[int, typer.Option(min=1, help="Cached tokens of a request.")]
+Page = Annotated[int, typer.Option(min=1, help="Tokens of a page.")]
+
+
+@app.command("list")
+def list_kernels() -> None:
+    """Show every registered kernel."""
+    table = Table("kernel", "tier", "platforms", "formats", "shape", "unavailable because")
+    for spec in default_registry():
+        table.add_row(
+            spec.name,
+            spec.priority.name.lower(),
+            "; ".join(map(str, spec.capabilities)),
+            "; ".join(map(signature_text, spec.signatures)),
+            "; ".join(f"{trait.name}: {trait}" for trait in spec.traits) or "any",
+            spec.unavailable() or "",
+        )
+    _console().print(table)
+
+
+@app.command()
+def explain(
+    heads: Heads = 16,
+    queries: Queries = 1,
+    requests: Requests = 1,
+    context: Context = 65536,
+    page: Page = 64,
+    objective: Annotated[Objective, typer.Option(help="What matters most.")] = Objective.LATENCY,
+    platform: Annotated[str | None, typer.Option(help="cpu, cuda:9.0 or rocm:9.5; default: this machine.")] = None,
+    gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "",
+    kernels: Annotated[str, typer.Option(help="Override as --kernels takes it: auto, or mla=NAME.")] = "auto",
+) -> None:
+    """Show which MLA decode kernel would run, and why no other."""
+    device = _platform(platform, gpu)
+    request = KernelRequest(
+        "mla", "decode", BF16, decode_shape(heads, queries, page, requests, context), device, objective
+    )
+    try:
+        selection = select_kernel(request, setting=kernels, tuning=_tuning(device))
+    except (KernelSelectionError, TuningFileError, ValueError) as error:
+        raise _failure(error) from error
+    table = Table("kernel", "result", "reason", title=str(request), title_justify="left")
+    table.add_row(selection.spec.solution, "chosen", selection.reason)
+    for rejection in selection.rejections:
+        table.add_row(rejection.solution, "rejected", rejection.reason)
+    _console().print(table)
+    if selection.spec.host_backend is not None:
+        _console().print(f"vLLM's own backend {selection.spec.host_backend} stays in charge.")
+
+
+@app.command()
+def tune(
+    benchmark: Annotated[Path, typer.Option(help="JSON that benchmarks.mla wrote on this kind of GPU.", exists=True)],
+    output: Annotated[Path | None, typer.Option(help="Tuning file; default: the user's.")] = None,
+    any_version: Annotated[bool, typer.Option(help="Key by the GPU's name alone, as the shipped table is.")] = False,
+) -> None:
+    """Take measurements of ours and of vLLM's kernels, side by side in one run, into the tuning file."""
+    try:
+        document = json.loads(benchmark.read_text())
+        gpu, table = str(document["gpu"]), table_of(document)
+        store = TuningStore(output) if output is not None else user_store()
+        store.merge(gpu if any_version else device_key(gpu, default_registry()), table)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _failure(f"{benchmark} is no output of benchmarks.mla --json: {error!r}") from error
+    except TuningFileError as error:
+        raise _failure(error) from error
+    _console().print(f"{len(table.buckets)} shape buckets of {gpu} written to {store.path}")
+
+
+@app.command()
+def bench(
+    heads: Heads = 16,
+    queries: Queries = 1,
+    requests: Requests = 1,
+    context: Context = 65536,
+    page: Page = 64,
+) -> None:
+    """Time our MLA decode kernels on this machine's GPU."""
+    from tokenspeed_plugin.kernels.mla.measure import NoHopperError, measure_decode
+
+    try:
+        times_us = measure_decode(decode_shape(heads, queries, page, requests, context))
+    except NoHopperError as error:
+        raise _failure(error) from error
+    table = Table("kernel", "microseconds")
+    for solution, microseconds in sorted(times_us.items(), key=lambda item: item[1]):
+        table.add_row(solution, f"{microseconds:.1f}")
+    _console().print(table)
+
+
+def table_of(document: dict[str, object]) -> TuningTable:
+    """The tuning table of a document that `benchmarks.mla --json` wrote."""
+    table = TuningTable()
+    cells = document["cells"]
+    if not isinstance(cells, list):
+        raise TypeError("cells is not a list")
+    for measured in cells:
+        cell = measured["cell"]
+        shape = decode_shape(cell["heads"], cell["query_tokens"], 64, cell["requests"], cell["context_tokens"])
+        named = {BENCHMARK_NAMES[n]: float(us) for n, us in measured["times_us"].items() if n in BENCHMARK_NAMES}
+        table.record("mla", "decode", BF16, shape, named)
+    return table
+
+
+def _tuning(platform: Platform) -> TuningTable:
+    return load_tables(device_key(platform.name, default_registry()), SHIPPED)
+
+
+def _platform(text: str | None, gpu: str) -> Platform:
+    if text is None:
+        here = this_platform()
+        return Platform(here.kind, here.arch, gpu or here.name)
+    kind, _, arch = text.partition(":")
+    try:
+        major, _, minor = (arch or "0.0").partition(".")
+        if kind not in {"cpu", "cuda", "rocm"}:
+            raise ValueError(kind)
+        return Platform(kind, (int(major), int(minor)), gpu)
+    except ValueError:
+        raise _failure(f"--platform {text!r}, allowed: cpu, cuda:MAJOR.MINOR, rocm:MAJOR.MINOR") from None
+
+
+def _failure(error: object) -> typer.Exit:
+    Console(stderr=True).print(str(error), style="red", highlight=False, soft_wrap=True)
+    return typer.Exit(2)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=180)

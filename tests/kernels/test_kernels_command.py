@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tokenspeed_plugin.kernels.autotune import TuningStore
+from tokenspeed_plugin.kernels.cli import app
+
+HOPPER = ("--platform", "cuda:9.0", "--gpu", "NVIDIA H200")
+
+
+@pytest.fixture(autouse=True)
+def _own_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKENSPEED_KERNEL_TUNING", str(tmp_path / "tuning.json"))
+    monkeypatch.setenv("TOKENSPEED_KERNEL_CACHE", str(tmp_path))
+    nvcc = tmp_path / "nvcc"
+    nvcc.touch()
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+def test_list_shows_every_solution() -> None:
+    code, output = run("list")
+    assert code == 0
+    for solution in ("reference", "triton", "cuda_sm90", "flashmla", "flashattn3"):
+        assert f"mla.decode/{solution}" in output
+
+
+def test_explain_names_the_choice_and_the_measurement() -> None:
+    code, output = run("explain", *HOPPER)
+    assert code == 0
+    assert "cuda_sm90" in output
+    assert "measured fastest" in output
+
+
+def test_explain_on_a_machine_without_gpu_chooses_the_reference() -> None:
+    code, output = run("explain", "--platform", "cpu")
+    assert code == 0
+    assert "platform cpu, allowed: cuda 9.0 to below 9.1" in output
+
+
+def test_explain_says_when_the_host_keeps_its_own() -> None:
+    code, output = run("explain", *HOPPER, "--kernels", "mla=flashattn3")
+    assert code == 0
+    assert "vLLM's own backend FLASH_ATTN_MLA stays in charge." in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--platform", "tpu"), "--platform 'tpu', allowed: cpu, cuda:MAJOR.MINOR, rocm:MAJOR.MINOR"),
+        ((*HOPPER, "--kernels", "mla=best"), "mla='best', allowed solutions: cuda_sm90"),
+        (
+            (*HOPPER, "--page", "48", "--kernels", "mla=cuda_sm90"),
+            "page_tokens=48, allowed: at least 1, a power of two",
+        ),
+    ],
+)
+def test_explain_refuses_by_name(arguments: tuple[str, ...], message: str) -> None:
+    code, output = run("explain", *arguments)
+    assert code == 2
+    assert message in output
+
+
+def test_tune_takes_a_benchmark_in(tmp_path: Path) -> None:
+    cell = {"heads": 16, "query_tokens": 1, "requests": 1, "context_tokens": 8192}
+    times = {"ours": 30.0, "FlashMLA": 20.0, "FlashAttention 3": 25.0, "read-only sweep": 4.0}
+    source, target = tmp_path / "mla.json", tmp_path / "out.json"
+    source.write_text(json.dumps({"gpu": "GPU", "cells": [{"cell": cell, "times_us": times}]}))
+    code, output = run("tune", "--benchmark", str(source), "--output", str(target), "--any-version")
+    assert (code, "1 shape buckets of GPU" in output) == (0, True)
+    (measured,) = TuningStore(target).load("GPU").buckets.values()
+    assert measured == {"cuda_sm90": 30.0, "flashmla": 20.0, "flashattn3": 25.0}
+
+
+def test_tune_refuses_what_is_no_benchmark(tmp_path: Path) -> None:
+    source = tmp_path / "other.json"
+    source.write_text("{}")
+    code, output = run("tune", "--benchmark", str(source))
+    assert code == 2
+    assert "is no output of benchmarks.mla --json" in output
+
+
+def test_bench_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, output = run("bench")
+    assert code == 2
+    assert "kernels bench needs a GPU of compute capability 9.0" in output
