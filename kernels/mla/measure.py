@@ -72,4 +72,4 @@ def _time_us(call: Callable[[int], None]) -> float:
         end.record()
         torch.cuda.synchronize()
         samples.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return statistics.median(samples)
+    return float(statistics.median(samples))

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 
@@ -15,7 +15,7 @@ BLOCK_ROWS, BLOCK_TOKENS, MERGE_SPLITS = 16, 32, 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def decode_split(
+def decode_split(  # type: ignore[no-untyped-def]
     q_nope, q_rope, kv, table, seq_lens, query_starts, partial_out, partial_lse,
     q_nope_token, q_nope_head, q_rope_token, q_rope_head, kv_page, kv_token, table_stride,
     max_queries, scale_log2, num_splits,
@@ -71,7 +71,7 @@ def decode_split(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def merge_splits(
+def merge_splits(  # type: ignore[no-untyped-def]
     partial_out, partial_lse, out, lse, query_starts, out_token, out_head,
     max_queries, num_requests, num_splits, row_tiles,
     num_heads: tl.constexpr, varlen: tl.constexpr, latent_dims: tl.constexpr, block_rows: tl.constexpr, block_splits: tl.constexpr,
@@ -80,7 +80,7 @@ def merge_splits(
     token, head = tl.program_id(0), tl.program_id(1)
     if varlen:
         request, row = num_requests + token * 0, head
-        for candidate in range(0, num_requests):
+        for candidate in range(num_requests):
             begin, end = tl.load(query_starts + candidate), tl.load(query_starts + candidate + 1)
             inside = (token >= begin) & (token < end)
             request = tl.where(inside, candidate, request)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+
 from tokenspeed_plugin.kernels.mla.reference import mla_decode_reference
 from tokenspeed_plugin.kernels.mla.triton_decode import mla_decode_triton
 
