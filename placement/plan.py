@@ -117,10 +117,6 @@ class SectionPlan:
         return sum(s.time_us for s in self.steps)
 
 
-CompiledDecoderLayer = SectionPlan
-"""The plan of one decoder layer; the run-time module that executes it is built from this."""
-
-
 @dataclass(frozen=True)
 class ModelPlan:
     """Plans of all sections in order, for steps of one size."""

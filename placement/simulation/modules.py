@@ -153,7 +153,7 @@ def route(local: Local, logits: torch.Tensor) -> torch.Tensor:
     options = local.options
     scores = torch.sigmoid(logits) if options["scoring"] == "sigmoid" else logits.softmax(-1)
     ranking = scores + local.params["router.correction"] if "router.correction" in local.params else scores
-    groups = ranking.reshape(len(ranking), options["num_groups"], -1)
+    groups = ranking.reshape(len(ranking), options["num_groups"], ranking.shape[-1] // options["num_groups"])
     best_groups = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1).topk(options["top_groups"], -1).indices
     allowed = torch.zeros(groups.shape[:-1], dtype=torch.bool).scatter(-1, best_groups, value=True)
     ranking = groups.masked_fill(~allowed[..., None], float("-inf")).flatten(-2)

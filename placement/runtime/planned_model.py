@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole model on one rank: picks the plan for the size of the step, pads the tokens, runs the sections in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenspeed_plugin.placement.algebra import PlacementError
+from tokenspeed_plugin.placement.layout import sharded_atoms
+from tokenspeed_plugin.placement.runtime.compiled_layer import CompiledDecoderLayer, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tokenspeed_plugin.placement.graph import ModelGraph
+    from tokenspeed_plugin.placement.plan import ModelPlan, Move
+    from tokenspeed_plugin.placement.plan_table import PlanTable
+    from tokenspeed_plugin.placement.runtime.communicator import Communicator
+
+
+class PlannedModel:
+    """The sections of every plan of a table, bound to this rank's modules.
+
+    ``modules[i]`` holds the modules of the ``i``-th section of the model by name; all plans share them.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        table: PlanTable,
+        rank: int,
+        modules: Sequence[Mapping[str, Module]],
+        communicator: Communicator,
+    ) -> None:
+        """Bind the plans.
+
+        Raises:
+            PlacementError: a collective would move parts of different sizes; names the value and the lengths.
+        """
+        self._table = table
+        self._layers: list[list[CompiledDecoderLayer]] = []
+        for plan in table.plans:
+            _check_even(graph, plan)
+            self._layers.append(
+                [
+                    CompiledDecoderLayer(plan.mesh, rank, section, own, communicator)
+                    for section, own in zip(plan.sections, modules, strict=True)
+                ]
+            )
+
+    def padded_tokens(self, num_tokens: int) -> int:
+        """Tokens of a step with padding, over all data-parallel ranks."""
+        multiple = self._table.plans[self._table.index(num_tokens)].token_multiple
+        return -(-num_tokens // multiple) * multiple
+
+    def __call__(self, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Result of the last section for this rank's ``ids``, of a step of ``num_tokens`` over all data-parallel ranks.
+
+        ``ids`` are padded with zeros behind; whoever selects rows of the result must not select padding.
+        """
+        index = self._table.index(num_tokens)
+        mesh = self._table.plans[index].mesh
+        own = self.padded_tokens(num_tokens) // mesh.size(mesh.atoms("dp"))
+        stream = torch.nn.functional.pad(ids, (0, own - len(ids)))
+        for layer in self._layers[index]:
+            stream = layer(stream)
+        return stream
+
+
+def _check_even(graph: ModelGraph, plan: ModelPlan) -> None:
+    for section in plan.sections:
+        for move in section.moves:
+            for dim in {move.dim, move.from_dim} - {None}:
+                _check_move(graph, plan, section.section, move, dim or 0)
+
+
+def _check_move(graph: ModelGraph, plan: ModelPlan, section: str, move: Move, dim: int) -> None:
+    name = graph.sections[section].port(move.value).dims[dim]
+    if name == "tokens":
+        return
+    length = graph.length(name, plan.num_tokens, plan.num_rows)
+    parts = max(plan.mesh.size(sharded_atoms(layout, dim)) for layout in (move.before, move.after))
+    if length % parts:
+        message = f"{move.kind.value} of {move.value!r}: {length} {name} do not divide evenly into {parts} parts"
+        raise PlacementError(message)
