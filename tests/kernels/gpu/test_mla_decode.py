@@ -11,6 +11,7 @@ import torch
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, NARROW_ROWS, WIDE_ROWS
 from tokenspeed_plugin.kernels.mla.reference import mla_decode_reference
 from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
+from tokenspeed_plugin.kernels.mla.split import SplitPlan
 
 NAN = float("nan")
 SCALE = 576**-0.5
@@ -204,6 +205,22 @@ def test_repeated_launches_give_the_same_bits(heads: int) -> None:
         out = torch.full_like(first, NAN)
         mla_decode(q_nope, q_rope, case.kv_cache, plan, SCALE, out=out)
         assert torch.equal(out, first)
+
+
+@pytest.mark.parametrize("lengths", [[0], [1], [65536], [0, 65, 0, 4000], list(range(0, 9000, 37))])
+def test_the_device_plans_as_the_model_does(lengths: list[int]) -> None:
+    case = make_case(16, 1, lengths)
+    workspace = MlaWorkspace(16, 1, len(lengths), "cuda")
+    plan = MlaDecodePlan(workspace, len(lengths))
+    plan.update(case.seq_lens, case.block_table, case.page_tokens)
+    groups, requests = workspace.groups, len(lengths)
+    words = plan.words.tolist()
+    model = SplitPlan.of(lengths, groups)
+    assert words[:groups] == [span.request for span in model.spans]
+    assert words[groups : 2 * groups] == [span.first_tile for span in model.spans]
+    assert words[2 * groups : 3 * groups] == [span.tiles for span in model.spans]
+    assert tuple(words[5 * groups : 5 * groups + requests]) == model.first_group
+    assert tuple(words[5 * groups + requests : 5 * groups + 2 * requests]) == model.last_group
 
 
 def test_strided_queries() -> None:
