@@ -73,18 +73,6 @@ class Baseline:
         found = self._section(self._graph.sections[name])
         return tuple(c for c in found if c.num_ranks > 1)
 
-    def total_bytes(self) -> float:
-        """Ring bytes of one forward pass."""
-        return sum(n * c.ring_bytes for name, n in self._graph.layer_counts.items() for c in self.section(name))
-
-    def num_collectives(self) -> int:
-        """Collectives of one forward pass."""
-        return sum(n * len(self.section(name)) for name, n in self._graph.layer_counts.items())
-
-    def total_us(self, table: CostTable) -> float:
-        """Estimated time inside collectives in one forward pass."""
-        return sum(n * c.time_us(table) for name, n in self._graph.layer_counts.items() for c in self.section(name))
-
     def _section(self, section: Section) -> Iterator[BaselineCollective]:
         has_experts = any(node.spec.kind is ModuleKind.MOE for node in section.nodes)
         scattered = has_experts and self._splits_tokens and self._graph.family in SHARDS_RESIDUAL

@@ -7,7 +7,7 @@ Exactly one value, the residual stream, crosses from a section to the next. Ever
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tokenspeed_plugin.placement.algebra import PlacementError
@@ -88,7 +88,6 @@ class ModelGraph:
     weight_bytes: float = 2.0
     divisible: frozenset[str] = frozenset({"heads", "ffn", "expert_ffn", "shared_ffn"})
     family: str = "custom"
-    facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.order if name not in self.sections]

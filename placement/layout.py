@@ -15,7 +15,6 @@ from tokenspeed_plugin.placement.algebra import (
     Partial,
     Placement,
     PlacementError,
-    Replicate,
     Shard,
     conversion,
 )
@@ -50,11 +49,6 @@ def spread(mesh: Mesh, placements: Mapping[str, Placement], otherwise: Placement
     return tuple(otherwise if p is None else p for p in layout)
 
 
-def replicated(mesh: Mesh) -> Layout:
-    """Everything everywhere."""
-    return (REPLICATE,) * len(mesh.atom_sizes)
-
-
 def sharded_atoms(layout: Layout, dim: int) -> tuple[int, ...]:
     """Atoms that shard ``dim``, in nesting order."""
     return tuple(a for a, p in enumerate(layout) if p == Shard(dim))
@@ -63,11 +57,6 @@ def sharded_atoms(layout: Layout, dim: int) -> tuple[int, ...]:
 def partial_atoms(layout: Layout) -> tuple[int, ...]:
     """Atoms along which the tensor still has to be reduced."""
     return tuple(a for a, p in enumerate(layout) if isinstance(p, Partial))
-
-
-def replicated_atoms(layout: Layout) -> tuple[int, ...]:
-    """Atoms along which every device holds the same."""
-    return tuple(a for a, p in enumerate(layout) if isinstance(p, Replicate))
 
 
 def dims_sharded(*layouts: Layout) -> tuple[int, ...]:

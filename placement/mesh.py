@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.placement.algebra import PlacementError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-AXES: Final = ("attn_tp", "dense_tp", "moe_tp", "ep", "dp")
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,6 @@ class ModelPlan:
         """Estimated time of one forward pass without attention's inner product and sampling."""
         return sum(s.time_us for s in self.sections)
 
-    @property
-    def communication_us(self) -> float:
-        """Estimated time inside collectives."""
-        return sum(m.time_us for s in self.sections for m in s.collectives)
-
     def distinct(self) -> Iterator[tuple[SectionPlan, int]]:
         """Each different section plan with the number of times it runs."""
         yield from Counter(self.sections).items()

@@ -59,10 +59,16 @@ class PlannedModel:
         """Result of the last section for this rank's ``ids``, of a step of ``num_tokens`` over all data-parallel ranks.
 
         ``ids`` are padded with zeros behind; whoever selects rows of the result must not select padding.
+
+        Raises:
+            PlacementError: more ids than this rank's share of the step.
         """
         index = self._table.index(num_tokens)
         mesh = self._table.plans[index].mesh
         own = self.padded_tokens(num_tokens) // mesh.size(mesh.atoms("dp"))
+        if len(ids) > own:
+            message = f"{len(ids)} token ids on one data-parallel rank: a step of {num_tokens} tokens has {own} on each"
+            raise PlacementError(message)
         stream = torch.nn.functional.pad(ids, (0, own - len(ids)))
         for layer in self._layers[index]:
             stream = layer(stream)

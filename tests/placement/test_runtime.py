@@ -158,6 +158,17 @@ def test_a_collective_over_uneven_parts_is_refused_by_number() -> None:
         PlannedModel(graph, table, 0, [], TorchCommunicator(mesh, ()))
 
 
+def test_more_tokens_than_a_rank_has_are_refused_not_cut_off() -> None:
+    graph = graph_of("llama")
+    mesh, table = plan_table(graph, "attn=tp2,dense=tp2", "replicated", 2)
+    modules = modules_of(graph, mesh, 0, random_weights(graph, 3))
+    planned = PlannedModel(graph, table, 0, modules, TorchCommunicator(mesh, ()))
+    with pytest.raises(
+        PlacementError, match="7 token ids on one data-parallel rank: a step of 10 tokens has 5 on each"
+    ):
+        planned(torch.zeros(7, dtype=torch.long), 10)
+
+
 def test_plans_cover_every_step_size_once() -> None:
     graph = model("llama", hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8)
     mesh = PlacementSpec.parse("attn=tp8,dense=tp8").mesh(8, graph)
