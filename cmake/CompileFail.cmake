@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Script behind tokenspeed_compile_fail: COMPILER, ROOT, SOURCE and EXPECTED come from the command line.
+# Script behind tokenspeed_compile_fail: COMPILER, ROOT, SOURCE, EXPECTED and STATEMENT come from the command line.
 set(command "${COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "${ROOT}" "${SOURCE}")
 
 execute_process(COMMAND ${command} RESULT_VARIABLE legal_result ERROR_VARIABLE legal_errors)
@@ -7,7 +7,7 @@ if(NOT legal_result EQUAL 0)
   message(FATAL_ERROR "${SOURCE} does not even compile without TOKENSPEED_ILLEGAL:\n${legal_errors}")
 endif()
 
-execute_process(COMMAND ${command} -DTOKENSPEED_ILLEGAL RESULT_VARIABLE illegal_result ERROR_VARIABLE illegal_errors)
+execute_process(COMMAND ${command} -DTOKENSPEED_ILLEGAL "-DTOKENSPEED_STATEMENT=${STATEMENT}" RESULT_VARIABLE illegal_result ERROR_VARIABLE illegal_errors)
 if(illegal_result EQUAL 0)
   message(FATAL_ERROR "${SOURCE} compiles with TOKENSPEED_ILLEGAL; expected an error that matches: ${EXPECTED}")
 endif()

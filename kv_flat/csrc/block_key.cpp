@@ -71,7 +71,8 @@ Digest KeyChain::next_key(std::span<const TokenId> block, std::uint32_t begin_to
 
     const std::uint32_t end_tokens = begin_tokens + static_cast<std::uint32_t>(block.size());
     std::uint32_t num_spans = 0;
-    for (const ContentSpan& span : spans_) num_spans += span.begin_tokens < end_tokens && span.end_tokens > begin_tokens;
+    for (const ContentSpan& span : spans_)
+        num_spans += span.begin_tokens < end_tokens && span.end_tokens > begin_tokens;
     put_number(hash, num_spans);
     if (num_spans > 0) {
         for (const ContentSpan& span : spans_) {

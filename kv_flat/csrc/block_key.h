@@ -35,14 +35,16 @@ struct KeyContext {
 ///   root  = H( frame(format) u32(key_tokens) frame(salt) frame(adapter) )
 ///   key_i = H( key_{i-1} u32(token)*key_tokens u32(num_spans) { i64(begin - block begin) frame(content_id) }* )
 ///
-/// with H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed place or a
-/// length in front, so no two different inputs have the same encoding. A key names all tokens up to the end of its block.
+/// with H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed
+/// place or a length in front, so no two different inputs have the same encoding. A key names all tokens up to the end
+/// of its block.
 class KeyChain {
   public:
     KeyChain() = default;
     KeyChain(std::uint32_t key_tokens, KeyContext context);
 
-    /// Appends the keys of all whole blocks of `tokens` that are not there yet. `tokens` is the sequence from its start.
+    /// Appends the keys of all whole blocks of `tokens` that are not there yet. `tokens` is the sequence from its
+    /// start.
     void extend(std::span<const TokenId> tokens);
 
     /// Forgets the keys of blocks that end after `num_tokens` (a sequence that was cut).

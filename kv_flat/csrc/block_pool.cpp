@@ -110,7 +110,8 @@ void BlockPool::link_before(BlockId block, BlockId successor) noexcept {
 std::vector<BlockId> BlockPool::free_order() const {
     std::vector<BlockId> order;
     order.reserve(num_free_);
-    for (BlockId block = blocks_[kNullBlock].next; block != kNullBlock; block = blocks_[block].next) order.push_back(block);
+    for (BlockId block = blocks_[kNullBlock].next; block != kNullBlock; block = blocks_[block].next)
+        order.push_back(block);
     return order;
 }
 
@@ -133,7 +134,8 @@ void BlockPool::check_integrity(const std::vector<std::uint32_t>& owners) const 
             fail("block " + std::to_string(block) + " counts " + std::to_string(counted) + " owners, has " +
                  std::to_string(owners[block]));
         }
-        if ((counted == 0) != queued[block]) fail("block " + std::to_string(block) + " is both free and in use, or neither");
+        if ((counted == 0) != queued[block])
+            fail("block " + std::to_string(block) + " is both free and in use, or neither");
         if (!index_.has_key(block)) continue;
         ++num_keyed;
         if (index_.find(index_.key(block), index_.group(block)) != block) {

@@ -41,8 +41,8 @@ class [[nodiscard]] BlockRef {
 /// All blocks of KV memory, and what each holds.
 ///
 /// A block is in use (it has owners), cached (no owner, but a key: it can be hit or evicted) or blank (neither).
-/// Cached and blank blocks stand in one queue; `take` serves from its front. Blank ones stand in front of cached ones, and among the
-/// cached ones the least recently released comes first.
+/// Cached and blank blocks stand in one queue; `take` serves from its front. Blank ones stand in front of cached ones,
+/// and among the cached ones the least recently released comes first.
 class BlockPool {
   public:
     /// @param num_blocks all blocks, the null block included; at least 2

@@ -10,8 +10,8 @@
 
 namespace tokenspeed::kv_flat {
 
-/// The blocks of one sequence in one group, in token order. Owns a share of each; entries without KV are the null block.
-/// Append-only for its reader: a column, once handed to a worker, changes only from a block to the null block.
+/// The blocks of one sequence in one group, in token order. Owns a share of each; entries without KV are the null
+/// block. Append-only for its reader: a column, once handed to a worker, changes only from a block to the null block.
 class BlockTable {
   public:
     explicit BlockTable(BlockPool& pool) noexcept : pool_(&pool) {}

@@ -125,7 +125,8 @@ bool FlatKv::extend(KvSequence& sequence, std::uint32_t num_tokens) {
 void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept {
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
-        const std::uint32_t num_dead = std::min(config_.groups[group].num_dead_blocks(num_computed_tokens), column.table.size());
+        const std::uint32_t num_dead =
+            std::min(config_.groups[group].num_dead_blocks(num_computed_tokens), column.table.size());
         // Tail first, like a whole table's release: the eviction order within a group does not depend on the path.
         for (std::uint32_t index = num_dead; index > column.num_retired; --index) column.table.retire(index - 1);
         column.num_retired = std::max(column.num_retired, num_dead);
@@ -143,7 +144,8 @@ void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<cons
             const BlockId block = column.table.ids()[index];
             if (block == kNullBlock) continue;
             const Digest& key = chain.keys()[(index + 1) * (block_tokens / chain.key_tokens()) - 1];
-            if (pool_.publish(block, key, group) && pool_.events().enabled()) record_stored(chain, tokens, group, index);
+            if (pool_.publish(block, key, group) && pool_.events().enabled())
+                record_stored(chain, tokens, group, index);
         }
     }
 }

@@ -14,9 +14,9 @@
 namespace tokenspeed::kv_flat {
 
 struct KvConfig {
-    std::uint32_t num_blocks = 0;         ///< the null block included
-    std::uint32_t key_tokens = 0;         ///< tokens per key; divides every group's block
-    std::uint32_t in_flight_tokens = 0;   ///< most tokens of one sequence that are computed but not confirmed
+    std::uint32_t num_blocks = 0;        ///< the null block included
+    std::uint32_t key_tokens = 0;        ///< tokens per key; divides every group's block
+    std::uint32_t in_flight_tokens = 0;  ///< most tokens of one sequence that are computed but not confirmed
     bool prefix_caching = true;
     bool record_events = false;
     std::vector<GroupSpec> groups;
@@ -72,7 +72,8 @@ class FlatKv {
     /// Makes the whole blocks of the first `num_tokens` tokens hittable.
     /// @param chain keys of the sequence, at least up to num_tokens
     /// @param tokens the sequence's ids, for events
-    void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens, std::uint32_t num_tokens);
+    void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
+                 std::uint32_t num_tokens);
 
     /// Adds the sequence's shares to `owners`, which is indexed by block. For integrity checks.
     static void count_owners(const KvSequence& sequence, std::vector<std::uint32_t>& owners);

@@ -16,10 +16,11 @@ Match JointMatcher::find(std::span<const Digest> keys, std::uint32_t max_tokens)
     std::uint32_t length = std::min(max_tokens, static_cast<std::uint32_t>(keys.size()) * key_tokens_);
     length -= length % align_tokens_;
 
-    // A full group's hits reach back to token 0, so they are found once and only ever cut. A windowed group may be valid at one
-    // length and not at a shorter one, so it is asked again until the length stands still.
+    // A full group's hits reach back to token 0, so they are found once and only ever cut. A windowed group may be
+    // valid at one length and not at a shorter one, so it is asked again until the length stands still.
     for (GroupId group = 0; group < groups_.size(); ++group) {
-        if (groups_[group].retention == Retention::kFull) length = full_prefix(keys, group, length, match.blocks[group]);
+        if (groups_[group].retention == Retention::kFull)
+            length = full_prefix(keys, group, length, match.blocks[group]);
     }
     for (bool settled = false; !settled && length > 0;) {
         settled = true;

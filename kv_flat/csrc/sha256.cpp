@@ -66,8 +66,7 @@ namespace {
 
 // The instructions want the state as (a, b, e, f) and (c, d, g, h), high lane first.
 __attribute__((target("sha,sse4.1"))) void compress_sha_extensions(std::array<std::uint32_t, 8>& state,
-                                                                   const std::uint8_t* blocks,
-                                                                   std::size_t num_blocks) {
+                                                                   const std::uint8_t* blocks, std::size_t num_blocks) {
     const __m128i byte_swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
     const auto* words = reinterpret_cast<const __m128i*>(state.data());
     const __m128i badc = _mm_shuffle_epi32(_mm_loadu_si128(words), 0xB1);

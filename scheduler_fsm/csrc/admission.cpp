@@ -31,7 +31,8 @@ bool Admission::has_slot() const {
 }
 
 bool Admission::is_open() const {
-    return step_.options.pause == PauseLevel::kNone && !closed_for_all_ && passed_over_.size() < kMaxPassedOver && has_slot();
+    return step_.options.pause == PauseLevel::kNone && !closed_for_all_ && passed_over_.size() < kMaxPassedOver &&
+           has_slot();
 }
 
 kv_flat::Match Admission::probe(const Request& request) const {
@@ -47,7 +48,8 @@ std::uint32_t Admission::free_block_limit(const Request& request) const {
     std::uint32_t kept = step_.reservations.total();
     if (engine.num_running() > 0) {
         kept += static_cast<std::uint32_t>(engine.config.watermark * engine.kv.pool().num_usable());
-        // A request that was retracted once comes back only with room for every decode to grow by a block, or it goes again at once.
+        // A request that was retracted once comes back only with room for every decode to grow by a block, or it goes
+        // again at once.
         if (request.was_retracted()) kept += engine.decoding.size();
     }
     const std::uint32_t free = engine.kv.pool().num_free();

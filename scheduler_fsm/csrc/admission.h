@@ -7,8 +7,9 @@
 
 namespace tokenspeed::scheduler_fsm {
 
-/// Decides which waiting requests start. A request starts only when its whole known sequence fits into what is free and not promised;
-/// one that does not fit is passed over, a bounded number of times, and asked again only when the answer may have changed.
+/// Decides which waiting requests start. A request starts only when its whole known sequence fits into what is free and
+/// not promised; one that does not fit is passed over, a bounded number of times, and asked again only when the answer
+/// may have changed.
 class Admission {
   public:
     Admission(StepBuilder& step, ExecutionPlan& plan) noexcept : step_(step), plan_(plan) {}

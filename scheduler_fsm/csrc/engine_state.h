@@ -16,25 +16,22 @@ namespace tokenspeed::scheduler_fsm {
 
 /// Counts since start. Each is a fact about admissions, never about attempts.
 struct Counters {
-    std::uint64_t num_cache_requests = 0;      ///< first admissions that read the cache
+    std::uint64_t num_cache_requests = 0;  ///< first admissions that read the cache
     std::uint64_t num_cache_queried_tokens = 0;
     std::uint64_t num_cache_hit_tokens = 0;
-    std::uint64_t num_readmissions = 0;        ///< the same three for requests that come back after a retraction
+    std::uint64_t num_readmissions = 0;  ///< the same three for requests that come back after a retraction
     std::uint64_t num_readmission_queried_tokens = 0;
     std::uint64_t num_readmission_hit_tokens = 0;
     std::uint64_t num_retractions = 0;
-    std::uint64_t num_late_rows = 0;           ///< results for requests that were gone
-    std::uint64_t num_unknown_steps = 0;       ///< results for steps that were not in flight
+    std::uint64_t num_late_rows = 0;      ///< results for requests that were gone
+    std::uint64_t num_unknown_steps = 0;  ///< results for steps that were not in flight
 };
 
 /// Everything the scheduler knows, and the few moves that keep its parts in step with each other.
 /// A request is in exactly one place: waiting, parked, decoding, prefilling or finished.
 struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
-        : config(std::move(checked_config)),
-          kv(config.kv),
-          slots(config.max_num_seqs),
-          adapters(config.max_adapters) {}
+        : config(std::move(checked_config)), kv(config.kv), slots(config.max_num_seqs), adapters(config.max_adapters) {}
 
     SchedulerConfig config;
     // Requests hold blocks and slots, so the table is destroyed before the pools.

@@ -33,12 +33,12 @@ struct ExecutionPlan {
     std::uint64_t step = 0;
     std::vector<PlanRow> rows;
     std::uint32_t num_tokens = 0;
-    std::vector<TokenId> drafts;                     ///< of all rows, in row order
-    std::vector<std::uint32_t> first_new_blocks;     ///< per row and group: table column where the new blocks begin
-    std::uint32_t num_next_drafts = 0;  ///< tokens that drafters propose per request after this step
-    bool drafts_are_unused = false;     ///< no row can use what a drafter would propose: it may rest
+    std::vector<TokenId> drafts;                  ///< of all rows, in row order
+    std::vector<std::uint32_t> first_new_blocks;  ///< per row and group: table column where the new blocks begin
+    std::uint32_t num_next_drafts = 0;            ///< tokens that drafters propose per request after this step
+    bool drafts_are_unused = false;               ///< no row can use what a drafter would propose: it may rest
     std::vector<Request*> retracted;
-    std::vector<Request*> ended;                     ///< finished by the plan itself: they fill the pool alone
+    std::vector<Request*> ended;  ///< finished by the plan itself: they fill the pool alone
 
     void clear() {
         rows.clear();
@@ -78,7 +78,8 @@ struct Delivery {
     Request* request = nullptr;
     std::uint32_t num_new_tokens = 0;  ///< the last ones of its output
     std::uint32_t num_accepted_drafts = 0;
-    bool has_news = false;  ///< something besides tokens happened since its last delivery (first output, retraction, readmission)
+    bool has_news =
+        false;  ///< something besides tokens happened since its last delivery (first output, retraction, readmission)
     bool finished = false;
     Stop stop;
 };

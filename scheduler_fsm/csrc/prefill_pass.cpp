@@ -86,9 +86,8 @@ void PrefillPass::serve_short_lane(std::uint32_t budget) {
     for (Request* request : engine.prefilling.items()) {
         if (request != cut_ && !step_.is_planned(*request)) running.push_back(request);
     }
-    std::ranges::sort(running, {}, [](const Request* request) {
-        return std::pair(request->order.priority, request->lane_key);
-    });
+    std::ranges::sort(running, {},
+                      [](const Request* request) { return std::pair(request->order.priority, request->lane_key); });
     auto next_running = running.begin();
     auto next_waiting = engine.waiting.by_lane().begin();
     while (budget > 0) {
@@ -114,7 +113,8 @@ std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
     std::uint32_t fitting = step_.fitting_tokens(request, num_tokens);
     if (fitting == 0 && num_tokens > 0 && request.num_in_flight_tokens == 0) {
         // Older decodes grew into what it was promised. With steps in flight, waiting for them may already help.
-        if (step_.make_room(request, step_.missing_blocks(request, 1))) fitting = step_.fitting_tokens(request, num_tokens);
+        if (step_.make_room(request, step_.missing_blocks(request, 1)))
+            fitting = step_.fitting_tokens(request, num_tokens);
         if (fitting == 0) step_.end_if_pool_is_its_own(request);
     }
     if (fitting == 0) return 0;

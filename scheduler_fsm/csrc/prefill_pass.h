@@ -11,9 +11,10 @@ namespace tokenspeed::scheduler_fsm {
 
 /// Shares what decodes left among prompts.
 ///
-/// In the total order, every prompt that can be finished is. The first that cannot gets half of what is left and the other half is the
-/// short lane: prompts by virtual deadline (arrival plus length, on a clock of prefilled tokens). So the oldest moves at half speed at
-/// least, a short prompt behind a 200K one waits for a bounded number of steps, and no stream of short ones starves a long one.
+/// In the total order, every prompt that can be finished is. The first that cannot gets half of what is left and the
+/// other half is the short lane: prompts by virtual deadline (arrival plus length, on a clock of prefilled tokens). So
+/// the oldest moves at half speed at least, a short prompt behind a 200K one waits for a bounded number of steps, and
+/// no stream of short ones starves a long one.
 class PrefillPass {
   public:
     PrefillPass(StepBuilder& step, Admission& admission) noexcept : step_(step), admission_(admission) {}

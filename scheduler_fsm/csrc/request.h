@@ -34,9 +34,9 @@ struct RequestSpec {
     StopRules stop;
     std::int32_t priority = 0;
     double arrival_time_s = 0.0;
-    std::int32_t adapter = 0;         ///< LoRA adapter number; 0 is none
-    bool may_read_cache = true;       ///< false when every prompt position must be computed (prompt logprobs)
-    bool ready = true;                ///< false until Scheduler::open_gate (grammar still compiling)
+    std::int32_t adapter = 0;    ///< LoRA adapter number; 0 is none
+    bool may_read_cache = true;  ///< false when every prompt position must be computed (prompt logprobs)
+    bool ready = true;           ///< false until Scheduler::open_gate (grammar still compiling)
 };
 
 /// Place of a request in the one total order that admission, service and victim choice share: smaller goes first.
@@ -50,11 +50,12 @@ struct OrderKey {
     }
 };
 
-/// Why a waiting request was passed over for lack of memory, so that trying again costs nothing until that may have changed.
+/// Why a waiting request was passed over for lack of memory, so that trying again costs nothing until that may have
+/// changed.
 struct CapacityMemo {
     std::uint32_t needed_blocks = 0;  ///< 0: nothing remembered
     bool has_missing_key = false;
-    kv_flat::Digest missing_key;      ///< first key that was not cached; once it is, the request needs less
+    kv_flat::Digest missing_key;  ///< first key that was not cached; once it is, the request needs less
     kv_flat::GroupId missing_group = 0;
 };
 
@@ -83,11 +84,11 @@ class Request {
     std::uint32_t num_placeholders = 0;      ///< sampled on the device, id not delivered
     std::vector<TokenId> drafts;             ///< to be verified next; -1 while only the worker knows them
 
-    bool announced = false;              ///< a worker has seen it before
-    bool has_news = true;                ///< nothing was delivered since it was submitted, retracted or admitted
-    bool table_is_new = false;           ///< its next row carries the whole table
+    bool announced = false;               ///< a worker has seen it before
+    bool has_news = true;                 ///< nothing was delivered since it was submitted, retracted or admitted
+    bool table_is_new = false;            ///< its next row carries the whole table
     std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
-    std::uint32_t incarnation = 0;     ///< admissions so far: tells a stale step from a current one
+    std::uint32_t incarnation = 0;        ///< admissions so far: tells a stale step from a current one
     std::uint32_t num_retractions = 0;
     std::uint64_t last_planned_step = 0;
     std::uint64_t retracted_step = 0;  ///< not admitted again in the plan that took its KV

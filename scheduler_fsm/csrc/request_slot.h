@@ -56,7 +56,9 @@ class SlotPool {
 
   private:
     friend class RequestSlot;
-    void release(std::uint32_t index) noexcept { free_.push_back(index); }  // capacity was reached once: never allocates
+    void release(std::uint32_t index) noexcept {
+        free_.push_back(index);
+    }  // capacity was reached once: never allocates
 
     std::uint32_t num_slots_;
     std::vector<std::uint32_t> free_;

@@ -25,7 +25,8 @@ void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& d
 
 void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events) const {
     const auto fail = [&](const std::string& what) {
-        throw std::invalid_argument("results of step " + std::to_string(events.step) + ": " + what + "; nothing was applied");
+        throw std::invalid_argument("results of step " + std::to_string(events.step) + ": " + what +
+                                    "; nothing was applied");
     };
     if (events.offsets.size() != record.rows.size() + 1) {
         fail(std::to_string(events.offsets.size()) + " offsets for " + std::to_string(record.rows.size()) + " rows");
@@ -59,7 +60,8 @@ void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index
         return;
     }
     request->num_in_flight_tokens -= row.num_tokens;
-    // A request that was retracted meanwhile keeps the tokens: they were sampled from KV that was valid when the step ran.
+    // A request that was retracted meanwhile keeps the tokens: they were sampled from KV that was valid when the step
+    // ran.
     const bool is_current = row.incarnation == request->incarnation && request->is_running();
     if (is_current && !tokens.empty()) {
         take_back_rejected(*request, row, static_cast<std::uint32_t>(tokens.size()));
@@ -95,7 +97,8 @@ void ResultIntake::append_until_stop(Request& request, std::span<const TokenId> 
     for (const TokenId token : tokens) {
         request.append_output(token);
         ++delivery.num_new_tokens;
-        const auto stop = check_stop(request.stop, request.output(), request.num_known_tokens(), engine_.config.max_model_tokens);
+        const auto stop =
+            check_stop(request.stop, request.output(), request.num_known_tokens(), engine_.config.max_model_tokens);
         if (!stop) continue;
         delivery.finished = true;
         delivery.stop = *stop;

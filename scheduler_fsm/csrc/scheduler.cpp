@@ -29,11 +29,13 @@ OrderKey Scheduler::order_of(const RequestSpec& spec) {
 
 std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
     const auto num_tokens = static_cast<std::uint32_t>(spec.prompt.tokens.size());
-    if (num_tokens == 0) throw std::invalid_argument("request " + spec.label + " has an empty prompt; at least 1 token is needed");
+    if (num_tokens == 0)
+        throw std::invalid_argument("request " + spec.label + " has an empty prompt; at least 1 token is needed");
     const std::uint32_t longest = engine_.config.max_model_tokens - engine_.config.num_sampled_tokens;
     if (num_tokens > longest) {
         return Refusal{"The prompt has " + std::to_string(num_tokens) + " tokens; with max_model_len " +
-                       std::to_string(engine_.config.max_model_tokens) + " it may have at most " + std::to_string(longest) + "."};
+                       std::to_string(engine_.config.max_model_tokens) + " it may have at most " +
+                       std::to_string(longest) + "."};
     }
     const std::uint32_t needed = engine_.kv.least_held_blocks(num_tokens);
     const std::uint32_t usable = engine_.kv.pool().num_usable();
@@ -125,9 +127,11 @@ void Scheduler::check_integrity() const {
     });
     pool.check_integrity(owners);
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
-    if (num_running != engine_.num_running()) fail("a request that holds KV is not in a running set, or the other way round");
+    if (num_running != engine_.num_running())
+        fail("a request that holds KV is not in a running set, or the other way round");
     if (num_idle != num_waiting()) fail("a request without KV is neither waiting nor parked, or counted twice");
-    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_running) fail("slots and running requests do not match");
+    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_running)
+        fail("slots and running requests do not match");
 }
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -57,7 +57,9 @@ class Scheduler {
     [[nodiscard]] const EngineState& state() const noexcept { return engine_; }
     [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return engine_.kv; }
     /// Requests retracted outside a plan since the last one.
-    [[nodiscard]] std::vector<Request*> take_outside_retractions() noexcept { return std::exchange(outside_retractions_, {}); }
+    [[nodiscard]] std::vector<Request*> take_outside_retractions() noexcept {
+        return std::exchange(outside_retractions_, {});
+    }
 
     [[nodiscard]] std::uint32_t num_running() const noexcept { return engine_.num_running(); }
     [[nodiscard]] std::uint32_t num_waiting() const noexcept { return engine_.waiting.size() + engine_.num_parked; }

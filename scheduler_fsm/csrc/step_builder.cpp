@@ -117,7 +117,8 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     request.num_computed_tokens += num_tokens;
     request.num_in_flight_tokens += num_tokens;
     request.last_planned_step = engine.step;
-    // Workers run steps in order and write a layer's KV before they read it: a later row may already share these blocks.
+    // Workers run steps in order and write a layer's KV before they read it: a later row may already share these
+    // blocks.
     const std::uint32_t num_final = std::min(request.num_computed_tokens, request.num_known_tokens());
     engine.kv.publish(*request.kv(), request.chain, request.tokens, num_final);
     if (!row.samples) return;
@@ -142,7 +143,8 @@ void StepBuilder::plan_drafts() {
     const auto& by_batch = engine.config.draft_tokens_by_batch;
     plan_.num_next_drafts = engine.config.num_draft_tokens;
     if (!by_batch.empty()) plan_.num_next_drafts = by_batch[std::min(plan_.rows.size(), by_batch.size() - 1)];
-    plan_.drafts_are_unused = std::ranges::none_of(plan_.rows, [this](const PlanRow& row) { return can_use_drafts(row); });
+    plan_.drafts_are_unused =
+        std::ranges::none_of(plan_.rows, [this](const PlanRow& row) { return can_use_drafts(row); });
     if (!engine.config.async_scheduling) return;
     for (const PlanRow& row : plan_.rows) {
         if (row.samples && row.request->is_running()) row.request->drafts.assign(plan_.num_next_drafts, -1);
@@ -155,7 +157,8 @@ void StepBuilder::close() {
     StepRecord record{plan_.step, {}};
     record.rows.reserve(plan_.rows.size());
     for (const PlanRow& row : plan_.rows) {
-        record.rows.push_back({row.request->handle, row.request->incarnation, row.num_tokens, row.num_drafts, row.samples});
+        record.rows.push_back(
+            {row.request->handle, row.request->incarnation, row.num_tokens, row.num_drafts, row.samples});
     }
     engine.in_flight.push_back(std::move(record));
 }

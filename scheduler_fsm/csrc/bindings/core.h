@@ -31,9 +31,12 @@ class Core {
 
     [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills);
     /// @returns what ResultIo::write returns, or None for a step that is not in flight
-    [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special);
+    [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::dict& positions,
+                                     bool all_special);
 
-    bool finish(std::uint64_t handle, scheduler_fsm::FinishReason why) { return scheduler_.finish(unpack(handle), why); }
+    bool finish(std::uint64_t handle, scheduler_fsm::FinishReason why) {
+        return scheduler_.finish(unpack(handle), why);
+    }
     void release(std::uint64_t handle);
     void set_drafts(std::uint64_t handle, const py::list& drafts);
 

@@ -40,10 +40,12 @@ void bind_config(py::module_& module) {
     using kv_flat::KvConfig;
     using scheduler_fsm::SchedulerConfig;
     py::class_<GroupSpec>(module, "GroupSpec")
-        .def(py::init([](std::string name, std::uint32_t block_tokens, kv_flat::Retention retention, std::uint32_t window_tokens) {
+        .def(py::init([](std::string name, std::uint32_t block_tokens, kv_flat::Retention retention,
+                         std::uint32_t window_tokens) {
                  return GroupSpec{std::move(name), block_tokens, retention, window_tokens};
              }),
-             py::kw_only(), py::arg("name"), py::arg("block_tokens"), py::arg("retention"), py::arg("window_tokens") = 0)
+             py::kw_only(), py::arg("name"), py::arg("block_tokens"), py::arg("retention"),
+             py::arg("window_tokens") = 0)
         .def_readonly("name", &GroupSpec::name)
         .def_readonly("block_tokens", &GroupSpec::block_tokens)
         .def_readonly("retention", &GroupSpec::retention)
@@ -90,7 +92,8 @@ void bind_requests(py::module_& module) {
     using scheduler_fsm::RepetitionRule;
     using scheduler_fsm::StopRules;
     py::class_<scheduler_fsm::PreparedPrompt>(module, "PreparedPrompt")
-        .def_property_readonly("num_tokens", [](const scheduler_fsm::PreparedPrompt& prompt) { return prompt.tokens.size(); })
+        .def_property_readonly("num_tokens",
+                               [](const scheduler_fsm::PreparedPrompt& prompt) { return prompt.tokens.size(); })
         .def_property_readonly("keys", [](const scheduler_fsm::PreparedPrompt& prompt) {
             py::list keys;
             for (const kv_flat::Digest& key : prompt.chain.keys()) {
@@ -104,7 +107,8 @@ void bind_requests(py::module_& module) {
         .def(py::init([](std::optional<std::int32_t> eos, std::vector<std::int32_t> stops, std::uint32_t min_tokens,
                          std::uint32_t max_tokens, std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> repetition) {
                  const auto [shortest, longest, count] = repetition;
-                 return StopRules{eos, std::move(stops), min_tokens, max_tokens, RepetitionRule{shortest, longest, count}};
+                 return StopRules{eos, std::move(stops), min_tokens, max_tokens,
+                                  RepetitionRule{shortest, longest, count}};
              }),
              py::kw_only(), py::arg("eos_token"), py::arg("stop_tokens"), py::arg("min_tokens"), py::arg("max_tokens"),
              py::arg("repetition") = std::make_tuple(0U, 0U, 0U));
@@ -155,11 +159,12 @@ void bind_core(py::module_& module) {
     using bindings::Core;
     py::register_exception<bindings::RefusedRequest>(module, "RefusedRequest", PyExc_ValueError);
     py::class_<Core>(module, "Core")
-        .def(py::init<scheduler_fsm::SchedulerConfig, bindings::RunnerProtocol, py::object>(), py::kw_only(), py::arg("config"),
-             py::arg("protocol"), py::arg("output_class"))
-        .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"), py::arg("stop"),
-             py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"), py::arg("adapter"),
-             py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"), py::arg("has_grammar"))
+        .def(py::init<scheduler_fsm::SchedulerConfig, bindings::RunnerProtocol, py::object>(), py::kw_only(),
+             py::arg("config"), py::arg("protocol"), py::arg("output_class"))
+        .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"),
+             py::arg("stop"), py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"),
+             py::arg("adapter"), py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"),
+             py::arg("has_grammar"))
         .def("open_gate", &Core::open_gate)
         .def("plan", &Core::plan)
         .def("advance", &Core::advance)
@@ -177,7 +182,8 @@ void bind_core(py::module_& module) {
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })
         .def_property_readonly("num_parked", [](const Core& core) { return core.scheduler().state().num_parked; })
-        .def_property_readonly("num_steps_in_flight", [](const Core& core) { return core.scheduler().state().in_flight.size(); })
+        .def_property_readonly("num_steps_in_flight",
+                               [](const Core& core) { return core.scheduler().state().in_flight.size(); })
         .def_property_readonly("kv_usage", [](const Core& core) {
             const kv_flat::BlockPool& pool = core.scheduler().state().kv.pool();
             return static_cast<double>(pool.num_in_use()) / static_cast<double>(pool.num_usable());

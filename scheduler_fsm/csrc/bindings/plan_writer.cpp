@@ -57,7 +57,8 @@ void PlanWriter::write_cached(const ExecutionPlan& plan, PlanColumns& columns) c
         new_block_ids.put(news(plan, i).release().ptr());
         num_computed.put_int(row.num_computed_tokens);
         num_output.put_int(request.num_output_tokens() + row.num_placeholders);
-        if (row.kind == RowKind::kResumed && PySet_Add(columns.resumed_req_ids.ptr(), req_id) != 0) throw py::error_already_set();
+        if (row.kind == RowKind::kResumed && PySet_Add(columns.resumed_req_ids.ptr(), req_id) != 0)
+            throw py::error_already_set();
         if (protocol_.sends_history && row.needs_history) {
             set_item(columns.all_token_ids, req_id, int_list(request.tokens).ptr());
         }
@@ -150,7 +151,8 @@ py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {
             // A whole new table begins with what the cache gave: valid content, never to be zeroed.
             const std::uint32_t num_warm = row.num_cached_tokens / groups_[group].block_tokens;
             const std::uint32_t first = std::max(plan.first_new_blocks[i * groups_.size() + group], num_warm);
-            for (const kv_flat::BlockId block : row.request->kv()->table(group).ids().subspan(first)) fresh.push_back(block);
+            for (const kv_flat::BlockId block : row.request->kv()->table(group).ids().subspan(first))
+                fresh.push_back(block);
         }
     }
     if (fresh.empty()) return py::none();

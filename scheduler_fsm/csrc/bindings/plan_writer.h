@@ -13,10 +13,10 @@ namespace tokenspeed::bindings {
 
 /// Which of vLLM's two runner protocols the rows follow.
 struct RunnerProtocol {
-    bool resumed_as_new = false;   ///< V2: a resumed request is sent whole, as if it were new
-    bool sends_history = false;    ///< V1: ids of a request that was not in the previous step
-    bool sends_new_tokens = false; ///< pipeline parallel without async: the first stage learns sampled ids from us
-    bool zeroes_blocks = false;    ///< the workers zero fresh blocks before use
+    bool resumed_as_new = false;    ///< V2: a resumed request is sent whole, as if it were new
+    bool sends_history = false;     ///< V1: ids of a request that was not in the previous step
+    bool sends_new_tokens = false;  ///< pipeline parallel without async: the first stage learns sampled ids from us
+    bool zeroes_blocks = false;     ///< the workers zero fresh blocks before use
 };
 
 /// A plan in the shape of vLLM's SchedulerOutput, column by column; Python only names the columns.
@@ -34,11 +34,11 @@ struct PlanColumns {
     py::object new_block_ids;
     py::object num_computed_tokens;
     py::object num_output_tokens;
-    py::object spec_tokens;       ///< dict[str, list[int]]
-    py::object retracted;         ///< list[Request]
-    py::object ended;             ///< list[Request]: the pool is full with them alone
-    py::object blocks_to_zero;    ///< list[int] | None
-    py::object grammar_req_ids;   ///< list[str]: rows that sample under a grammar
+    py::object spec_tokens;      ///< dict[str, list[int]]
+    py::object retracted;        ///< list[Request]
+    py::object ended;            ///< list[Request]: the pool is full with them alone
+    py::object blocks_to_zero;   ///< list[int] | None
+    py::object grammar_req_ids;  ///< list[str]: rows that sample under a grammar
     std::uint32_t num_next_drafts = 0;
     bool drafts_are_unused = false;
     bool waits_for_grammar_tokens = false;

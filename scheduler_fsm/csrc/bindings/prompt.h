@@ -17,7 +17,8 @@ namespace py = pybind11;
 /// Copies token ids out of a Python list. Throws TypeError or ValueError naming the position and the value.
 [[nodiscard]] std::vector<kv_flat::TokenId> read_tokens(const py::handle& sequence, const char* what);
 
-/// Reads and hashes a prompt. Hashing runs without the GIL: it is called from EngineCore's input thread, beside the step.
+/// Reads and hashes a prompt. Hashing runs without the GIL: it is called from EngineCore's input thread, beside the
+/// step.
 [[nodiscard]] scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans);

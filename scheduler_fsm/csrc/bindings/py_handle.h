@@ -10,7 +10,8 @@ namespace tokenspeed::bindings {
 
 namespace py = pybind11;
 
-// Bulk paths use the C API directly: at 256 rows a step, pybind11's checks and temporaries would cost more than the scheduling.
+// Bulk paths use the C API directly: at 256 rows a step, pybind11's checks and temporaries would cost more than the
+// scheduling.
 
 /// Takes ownership of a new reference, or throws the pending Python error.
 [[nodiscard]] inline py::object checked(PyObject* object) {

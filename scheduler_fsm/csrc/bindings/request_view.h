@@ -17,7 +17,7 @@ struct RequestView {
     py::object req_id;   ///< str, the very object: its hash is computed once
     py::object request;  ///< vLLM's Request
     std::uint32_t client_index = 0;
-    bool is_plain = false;       ///< its output rows carry nothing but tokens
+    bool is_plain = false;  ///< its output rows carry nothing but tokens
     bool has_grammar = false;
 };
 

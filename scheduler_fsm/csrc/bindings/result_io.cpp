@@ -61,7 +61,8 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
             }
             position = PyLong_AsSsize_t(place);
             if (position < PyList_GET_SIZE(sampled.ptr())) list = PyList_GET_ITEM(sampled.ptr(), position);
-            if (list != nullptr && !PyList_CheckExact(list)) throw py::type_error("sampled_token_ids must hold lists of integers");
+            if (list != nullptr && !PyList_CheckExact(list))
+                throw py::type_error("sampled_token_ids must hold lists of integers");
             if (list != nullptr) append_ids(list, out.tokens);
         }
         out.lists.push_back(list);
@@ -73,18 +74,21 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
 py::object ResultIo::new_token_list(const Delivery& delivery, const SampledTokens& sampled) const {
     PyObject* list = sampled.lists[delivery.row];
     if (list == nullptr) return checked(PyList_New(0));
-    // Nothing was cut off: the runner's list is the answer. A cut one is copied, as the runner may still look at its own.
-    if (PyList_GET_SIZE(list) == static_cast<Py_ssize_t>(delivery.num_new_tokens)) return py::reinterpret_borrow<py::object>(list);
+    // Nothing was cut off: the runner's list is the answer. A cut one is copied, as the runner may still look at its
+    // own.
+    if (PyList_GET_SIZE(list) == static_cast<Py_ssize_t>(delivery.num_new_tokens))
+        return py::reinterpret_borrow<py::object>(list);
     return checked(PyList_GetSlice(list, 0, static_cast<Py_ssize_t>(delivery.num_new_tokens)));
 }
 
-py::tuple ResultIo::special_row(const Delivery& delivery, const StepRecord& record, const SampledTokens& sampled) const {
+py::tuple ResultIo::special_row(const Delivery& delivery, const StepRecord& record,
+                                const SampledTokens& sampled) const {
     const RequestView& view = views_.of(*delivery.request);
     const py::object stop_token = delivery.stop.token ? py::cast(*delivery.stop.token) : py::none();
     const int reason = delivery.finished ? static_cast<int>(delivery.stop.reason) : -1;
     return py::make_tuple(view.request, pack(delivery.request->handle), sampled.positions[delivery.row],
-                          new_token_list(delivery, sampled), reason, stop_token,
-                          record.rows[delivery.row].num_drafts, delivery.num_accepted_drafts);
+                          new_token_list(delivery, sampled), reason, stop_token, record.rows[delivery.row].num_drafts,
+                          delivery.num_accepted_drafts);
 }
 
 py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord& record, const SampledTokens& sampled,
@@ -118,8 +122,8 @@ py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord
     }
     py::object drafts = py::none();
     if (tally.num_rows > 0) {
-        drafts = py::make_tuple(tally.num_rows, tally.num_drafts, tally.num_accepted, int_list(tally.drafts_by_position),
-                                int_list(tally.accepted_by_position));
+        drafts = py::make_tuple(tally.num_rows, tally.num_drafts, tally.num_accepted,
+                                int_list(tally.drafts_by_position), int_list(tally.accepted_by_position));
     }
     return py::make_tuple(std::move(by_client), std::move(special), std::move(drafts));
 }

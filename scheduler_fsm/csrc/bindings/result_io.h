@@ -16,8 +16,8 @@ namespace tokenspeed::bindings {
 struct SampledTokens {
     std::vector<kv_flat::TokenId> tokens;
     std::vector<std::uint32_t> offsets;
-    std::vector<PyObject*> lists;      ///< borrowed, per row: the runner's own list, or null
-    std::vector<Py_ssize_t> positions; ///< per row: its place in the runner's batch, or -1
+    std::vector<PyObject*> lists;       ///< borrowed, per row: the runner's own list, or null
+    std::vector<Py_ssize_t> positions;  ///< per row: its place in the runner's batch, or -1
 
     void clear();
 };
@@ -43,20 +43,22 @@ class ResultIo {
 
     /// @param sampled list[list[int]], in the order of the runner's batch; may be empty when nothing was sampled
     /// @param positions dict[str, int]: request id -> place in that batch
-    void read(const scheduler_fsm::Scheduler& scheduler, const scheduler_fsm::StepRecord& record, const py::list& sampled,
-              const py::dict& positions, SampledTokens& out) const;
+    void read(const scheduler_fsm::Scheduler& scheduler, const scheduler_fsm::StepRecord& record,
+              const py::list& sampled, const py::dict& positions, SampledTokens& out) const;
 
     /// Plain rows become EngineCoreOutputs by client; every other row is handed to Python.
     /// @returns (dict[client, list[EngineCoreOutput]], list[(Request, handle, position, new_token_ids, reason | -1,
     ///          stop token | None, num_drafts, num_accepted)],
     ///          (rows with drafts, drafts, accepted, drafts by position, accepted by position) | None)
-    [[nodiscard]] py::tuple write(std::span<const scheduler_fsm::Delivery> deliveries, const scheduler_fsm::StepRecord& record,
-                                  const SampledTokens& sampled, bool all_special) const;
+    [[nodiscard]] py::tuple write(std::span<const scheduler_fsm::Delivery> deliveries,
+                                  const scheduler_fsm::StepRecord& record, const SampledTokens& sampled,
+                                  bool all_special) const;
 
   private:
-    [[nodiscard]] py::object new_token_list(const scheduler_fsm::Delivery& delivery, const SampledTokens& sampled) const;
-    [[nodiscard]] py::tuple special_row(const scheduler_fsm::Delivery& delivery, const scheduler_fsm::StepRecord& record,
-                                        const SampledTokens& sampled) const;
+    [[nodiscard]] py::object new_token_list(const scheduler_fsm::Delivery& delivery,
+                                            const SampledTokens& sampled) const;
+    [[nodiscard]] py::tuple special_row(const scheduler_fsm::Delivery& delivery,
+                                        const scheduler_fsm::StepRecord& record, const SampledTokens& sampled) const;
 
     const RequestViews& views_;
     py::object output_class_;

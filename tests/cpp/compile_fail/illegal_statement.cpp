@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// One of each state and handle; TOKENSPEED_STATEMENT then does something with them that must not compile.
+#include <utility>
+
+#include "kv_flat/csrc/block_table.h"
+#include "scheduler_fsm/csrc/request_state.h"
+
+using namespace tokenspeed;
+using namespace tokenspeed::scheduler_fsm;
+
+[[maybe_unused]] static void use(kv_flat::BlockPool& pool, kv_flat::BlockRef& block, kv_flat::BlockTable& table,
+                                 kv_flat::KvSequence& kv, RequestSlot& slot, Submitted& submitted,
+                                 Prefilling& prefilling, Decoding& decoding, Retracted& retracted, Finished& finished) {
+#ifdef TOKENSPEED_ILLEGAL
+    TOKENSPEED_STATEMENT;
+#endif
+    static_cast<void>(pool);
+    static_cast<void>(block);
+    static_cast<void>(table);
+    static_cast<void>(kv);
+    static_cast<void>(slot);
+    static_cast<void>(submitted);
+    static_cast<void>(prefilling);
+    static_cast<void>(decoding);
+    static_cast<void>(retracted);
+    static_cast<void>(finished);
+}
