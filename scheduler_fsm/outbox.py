@@ -4,13 +4,14 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tokenspeed_plugin.host.names import EngineCoreOutput, EngineCoreOutputs, RequestStatus, init_logger
+from tokenspeed_plugin.host.log import logger as named_logger
+from tokenspeed_plugin.host.names import EngineCoreOutput, EngineCoreOutputs, RequestStatus
 from tokenspeed_plugin.scheduler_fsm.outcomes import closing_output
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
 
-logger = init_logger(__name__)
+logger = named_logger(__name__)
 
 
 class ClientOutbox:

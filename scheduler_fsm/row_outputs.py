@@ -4,7 +4,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed_plugin.host.names import EngineCoreOutput, RequestStatus, init_logger
+from tokenspeed_plugin.host.log import logger as named_logger
+from tokenspeed_plugin.host.names import EngineCoreOutput, RequestStatus
 from tokenspeed_plugin.scheduler_fsm import outcomes
 from tokenspeed_plugin.scheduler_fsm._core import Core, FinishReason
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.scheduler_fsm._core import SpecialRow
     from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 
-logger = init_logger(__name__)
+logger = named_logger(__name__)
 
 
 class RowOutputs:

@@ -5,11 +5,11 @@ The core decides; this adapter translates. Rows that carry nothing but tokens ne
 """
 
 import time
-from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host import config_gate, patches
+from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import (
     MULTIMODAL_REGISTRY,
     EngineCoreOutput,
@@ -17,7 +17,6 @@ from tokenspeed_plugin.host.names import (
     PauseState,
     RequestStatus,
     SchedulerInterface,
-    init_logger,
 )
 from tokenspeed_plugin.scheduler_fsm import _core, config_map, outcomes, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
@@ -28,6 +27,7 @@ from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 from tokenspeed_plugin.scheduler_fsm.row_outputs import RowOutputs
 from tokenspeed_plugin.scheduler_fsm.statistics import Statistics
 from tokenspeed_plugin.scheduler_fsm.step_output import scheduler_output
+from tokenspeed_plugin.scheduler_fsm.steps_in_flight import StepsInFlight
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         VllmConfig,
     )
 
-logger = init_logger(__name__)
+logger = named_logger(__name__)
 
 _PAUSE = {
     PauseState.UNPAUSED: _core.PauseLevel.NONE,
@@ -54,12 +54,6 @@ _PAUSE = {
 
 
 _NO_SESSIONS = "streaming-input sessions are not supported by the tokenspeed scheduler; start vLLM with `--scheduler vllm` for them"
-
-
-class _Step(NamedTuple):
-    output: "SchedulerOutput"
-    number: int
-    grammar_req_ids: list[str]
 
 
 class TokenSpeedScheduler(SchedulerInterface):
@@ -93,7 +87,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             output_class=EngineCoreOutput,
         )
         self._handles: dict[str, int] = {}
-        self._steps: deque[_Step] = deque()
+        self._steps = StepsInFlight()
         self._grammars = GrammarGate(structured_output_manager)
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
@@ -187,8 +181,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         finished, self._finished_req_ids = self._finished_req_ids, set()
         preempted, self._preempted_req_ids = self._preempted_req_ids, set()
         output = scheduler_output(plan, finished, preempted)
-        if plan.num_tokens > 0:
-            self._steps.append(_Step(output, plan.step, plan.grammar_req_ids))
+        self._steps.add(output, plan)
         return output
 
     def _open_grammar_gates(self) -> None:
@@ -220,7 +213,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         """Masks for the rows of this step that sample under a grammar."""
         if not scheduler_output.has_structured_output_requests:
             return None
-        req_ids = next(step.grammar_req_ids for step in self._steps if step.output is scheduler_output)
+        req_ids = self._steps.grammar_req_ids(scheduler_output)
         return self._grammars.bitmask(self.requests, req_ids, scheduler_output.scheduled_spec_decode_tokens)
 
     def update_from_output(
@@ -231,10 +224,10 @@ class TokenSpeedScheduler(SchedulerInterface):
         """Take in what a step produced; returns what each client gets."""
         outputs: dict[int, list[EngineCoreOutput]] = {}
         drafts = None
-        step = self._take_step(scheduler_output)
+        step = self._steps.take(scheduler_output)
         if step is not None:
             delivered = self._core.advance(
-                step.number,
+                step,
                 model_runner_output.sampled_token_ids or [],
                 model_runner_output.req_id_to_index,
                 bool(model_runner_output.num_nans_in_logits),
@@ -255,13 +248,6 @@ class TokenSpeedScheduler(SchedulerInterface):
                 model_runner_output.cudagraph_stats, drafts, scheduler_output.num_invalid_spec_tokens
             )
         return by_client
-
-    def _take_step(self, output: "SchedulerOutput") -> _Step | None:
-        for step in self._steps:
-            if step.output is output:
-                self._steps.remove(step)
-                return step
-        return None
 
     def update_draft_token_ids(self, draft_token_ids: "DraftTokenIds") -> None:
         """Set what the next step verifies."""

@@ -35,8 +35,9 @@ bool Admission::is_open() const {
            has_slot();
 }
 
-kv_flat::Match Admission::probe(const Request& request) const {
+kv_flat::Match Admission::probe(const Request& request) {
     const kv_flat::FlatKv& kv = step_.engine.kv;
+    ++step_.engine.counters.num_cache_lookups;
     // The last known token is always computed: its logits are what the step is for.
     const std::uint32_t most = request.num_known_tokens() - 1;
     if (!request.may_read_cache) return kv.no_match();

@@ -30,7 +30,7 @@ class Admission {
     [[nodiscard]] bool may_try(const Request& request) const;
     [[nodiscard]] bool answer_may_differ(const Request& request, std::uint32_t limit) const;
     [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
-    [[nodiscard]] kv_flat::Match probe(const Request& request) const;
+    [[nodiscard]] kv_flat::Match probe(const Request& request);
     [[nodiscard]] bool has_slot() const;
     void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
     void start(Request& request, const kv_flat::Match& match);

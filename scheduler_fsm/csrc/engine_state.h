@@ -22,6 +22,7 @@ struct Counters {
     std::uint64_t num_readmissions = 0;  ///< the same three for requests that come back after a retraction
     std::uint64_t num_readmission_queried_tokens = 0;
     std::uint64_t num_readmission_hit_tokens = 0;
+    std::uint64_t num_cache_lookups = 0;  ///< prefix lookups, admitted or not
     std::uint64_t num_retractions = 0;
     std::uint64_t num_late_rows = 0;      ///< results for requests that were gone
     std::uint64_t num_unknown_steps = 0;  ///< results for steps that were not in flight

@@ -164,7 +164,7 @@ class Ledger:
             self._book_tokens(output, account, reason)
         if reason is None:
             return False
-        if self.is_session(request_id):
+        if self.is_session(request_id) and not account.arrival.refused:
             account.is_waiting = True
             if account.updates:
                 self._next_chunk(account)

@@ -54,6 +54,26 @@ def doctor(
     raise typer.Exit(1 if diagnosis.problems else 0)
 
 
+# Rooms with a command group of their own, imported only when it is called: they need torch, `doctor` must work without it.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ON)
+def kernels(context: typer.Context) -> None:
+    """List, explain, tune and time kernels (`kernels --help`)."""
+    from tokenspeed_plugin.kernels.cli import app as room
+
+    room(args=context.args, prog_name="tokenspeed-plugin kernels")
+
+
+@app.command(context_settings=_PASS_ON)
+def placement(context: typer.Context) -> None:
+    """Explain how a model would be placed on several GPUs (`placement --help`)."""
+    from tokenspeed_plugin.placement.cli import app as room
+
+    room(args=context.args, prog_name="tokenspeed-plugin placement")
+
+
 def _show(diagnosis: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(diagnosis), indent=2))

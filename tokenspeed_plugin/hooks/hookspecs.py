@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another distribution may add. Implement with `tokenspeed_plugin.hooks.hookimpl`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pluggy
@@ -27,4 +27,13 @@ def tokenspeed_kernels() -> Iterable[Any]:  # type: ignore[empty-body]
 
     Returns:
         specifications; each must have a name (family, mode, solution) that nobody else uses. What they load is imported late.
+    """
+
+
+@hookspec
+def tokenspeed_declare_models() -> Mapping[str, Callable[[str, Mapping[str, Any]], Any]]:  # type: ignore[empty-body]
+    """Declarations of model architectures for placement (docs/placement.md).
+
+    Returns:
+        architecture name, as in the model's `config.json` -> function from (name, that configuration) to its declaration.
     """

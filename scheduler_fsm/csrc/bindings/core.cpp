@@ -110,6 +110,7 @@ py::dict Core::counters() const {
     values["readmissions"] = counters.num_readmissions;
     values["readmission_queried_tokens"] = counters.num_readmission_queried_tokens;
     values["readmission_hit_tokens"] = counters.num_readmission_hit_tokens;
+    values["cache_lookups"] = counters.num_cache_lookups;
     values["retractions"] = counters.num_retractions;
     values["late_rows"] = counters.num_late_rows;
     values["unknown_steps"] = counters.num_unknown_steps;
