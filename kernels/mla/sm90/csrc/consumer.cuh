@@ -82,7 +82,7 @@ class Consumer {
     }
 
     __device__ int column(int i) const { return 8 * (i / 2) + 2 * c_ + (i & 1); }
-    __device__ void sync_group() { ptx::named_sync(1 + group_, 128); }
+    __device__ void sync_group() { group_ == 0 ? ptx::named_sync(1, 128) : ptx::named_sync(2, 128); }
     __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
 
     __device__ void tile(const QuerySpan& query, int first_token, int unit) {
@@ -247,19 +247,23 @@ class Consumer {
     __device__ void finish(const Span& span, const QuerySpan& query) {
         float lse[kColumns], factor[kColumns];
         join_sums(lse, factor);
+        // Barriers stand in code that both warpgroups run: the checkers of compute-sanitizer know them by address.
+        if (group_ == 1) lend_half(factor);
+        sync_both();
+        if (group_ == 0) swap_halves(factor);
+        sync_both();
+        if (group_ == 1) take_half(factor);
+        if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
+        release_query();
         if (group_ == 0) {
-            finish_half<0>(span, query, lse, factor);
+            write_half<0>(span, query, lse);
         } else {
-            finish_half<kLatentBlocks / 2>(span, query, lse, factor);
+            write_half<kLatentBlocks / 2>(span, query, lse);
         }
     }
 
     template <int kMine>
-    __device__ void finish_half(const Span& span, const QuerySpan& query, const float (&lse)[kColumns],
-                                const float (&factor)[kColumns]) {
-        exchange_halves<kMine>(factor);
-        if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
-        release_query();
+    __device__ void write_half(const Span& span, const QuerySpan& query, const float (&lse)[kColumns]) {
         if (span.whole) {
             write_whole<kMine>(query, lse);
         } else {
@@ -285,7 +289,7 @@ class Consumer {
 #pragma unroll
             for (int i = 0; i < kColumns; ++i) {
                 reduce[column(i) * 4 + warp_] = sum_[i];
-                state_[group_ * kRows + column(i)] = max_[i];  // the same from every warp
+                if (warp_ == 0) state_[group_ * kRows + column(i)] = max_[i];
             }
         }
         sync_both();
@@ -315,33 +319,31 @@ class Consumer {
         out_[m][4 * j + 3] = own.w + other.w;
     }
 
-    // The warpgroup that owns latent blocks from kMine on ends with the sums of both there. The halves meet in the
-    // query rows' memory, free once all scores of an item are done. A thread of warpgroup 0 puts its half of the
-    // other's blocks where it has just taken what it needed.
-    template <int kMine>
-    __device__ void exchange_halves(const float (&factor)[kColumns]) {
-        constexpr int kTheirs = kLatentBlocks / 2 - kMine, kPieces = kFragment / 4;
-        float4* box = reinterpret_cast<float4*>(generic_ + L::kQueryOffset) + thread_;
-        if constexpr (kMine != 0) {
+    // Warpgroup 0 ends with the sums of the lower latent half, warpgroup 1 with those of the upper half. The halves
+    // meet in the query rows' memory, free once all scores of an item are done. A thread of warpgroup 0 puts its half
+    // of the other's blocks where it has just taken what it needed.
+    static constexpr int kHalfBlocks = kLatentBlocks / 2, kPieces = kFragment / 4;
+
+    __device__ float4* box() const { return reinterpret_cast<float4*>(generic_ + L::kQueryOffset) + thread_; }
+
+    __device__ void lend_half(const float (&factor)[kColumns]) {
 #pragma unroll
-            for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i)
-                box[i * 128] = scaled(kTheirs + i / kPieces, i % kPieces, factor);
-        }
-        sync_both();
-        if constexpr (kMine == 0) {
+        for (int i = 0; i < kHalfBlocks * kPieces; ++i) box()[i * 128] = scaled(i / kPieces, i % kPieces, factor);
+    }
+
+    __device__ void swap_halves(const float (&factor)[kColumns]) {
 #pragma unroll
-            for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i) {
-                const float4 other = box[i * 128];
-                box[i * 128] = scaled(kTheirs + i / kPieces, i % kPieces, factor);
-                take(kMine + i / kPieces, i % kPieces, factor, other);
-            }
+        for (int i = 0; i < kHalfBlocks * kPieces; ++i) {
+            const float4 other = box()[i * 128];
+            box()[i * 128] = scaled(kHalfBlocks + i / kPieces, i % kPieces, factor);
+            take(i / kPieces, i % kPieces, factor, other);
         }
-        sync_both();
-        if constexpr (kMine != 0) {
+    }
+
+    __device__ void take_half(const float (&factor)[kColumns]) {
 #pragma unroll
-            for (int i = 0; i < kLatentBlocks / 2 * kPieces; ++i)
-                take(kMine + i / kPieces, i % kPieces, factor, box[i * 128]);
-        }
+        for (int i = 0; i < kHalfBlocks * kPieces; ++i)
+            take(kHalfBlocks + i / kPieces, i % kPieces, factor, box()[i * 128]);
     }
 
     template <int kMine>
@@ -364,7 +366,6 @@ class Consumer {
     // In fragment order (merge.cuh), so that stores coalesce.
     template <int kMine>
     __device__ void write_partial(int slot, const float (&lse)[kColumns]) {
-        constexpr int kPieces = kFragment / 4;
         using Store = Partial<kRows>;
         auto* out = static_cast<typename Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
                     thread_;

@@ -42,20 +42,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::allow_dependents();
     const Span span(p, place.group);
     const int warp = ptx::warp_number();
+    __syncthreads();
     if (warp >= kConsumerThreads / 32) {
         ptx::shrink_registers<kProducerRegisters>();
         if (warp == kConsumerThreads / 32) {
-            Producer<kRows> producer(p, shared, span, &kv);
-            __syncthreads();
-            producer.run();
-        } else {
-            __syncthreads();
-            if (warp == kConsumerThreads / 32 + 1) load_queries<kRows>(p, shared, place, span, &q_nope, &q_rope);
-            if (warp == kConsumerThreads / 32 + 2) clear_empty_rows<kRows>(p, place, threadIdx.x & 31, 32);
+            Producer<kRows>(p, shared, span, &kv).run();
+        } else if (warp == kConsumerThreads / 32 + 1) {
+            load_queries<kRows>(p, shared, place, span, &q_nope, &q_rope);
+        } else if (warp == kConsumerThreads / 32 + 2) {
+            clear_empty_rows<kRows>(p, place, threadIdx.x & 31, 32);
         }
     } else {
         ptx::grow_registers<kConsumerRegisters>();
-        __syncthreads();
         if constexpr (Layout<kRows>::kWide) {
             WideConsumer(p, shared, place, generic).run(span);
         } else {

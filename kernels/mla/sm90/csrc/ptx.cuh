@@ -65,10 +65,6 @@ __device__ __forceinline__ void shrink_registers() {
 // The warp's number in its block, known to the compiler to be the same in all lanes.
 __device__ __forceinline__ int warp_number() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
 
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // ---- bulk tensor copies ----
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {

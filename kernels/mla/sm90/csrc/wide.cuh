@@ -4,9 +4,8 @@
 //   S[64 rows x 64 tokens]  = Q[64 x 576] K^T[576 x 64]     by the warpgroup that owns the tile, by turns
 //   O[64 rows x 256 dims]  += P[64 x 64]  V[64 x 256]       by both, each one half of the latent dims
 //
-// The owner keeps its P in registers and leaves a copy in shared memory for the other. The row maximum in use is
-// common to both and lags by up to 2^8, so that O is hardly ever rescaled. Thread (warp w, lane 4g + c) holds rows
-// 16w + g and 16w + g + 8, columns 8j + 2c and 8j + 2c + 1.
+// P travels through shared memory. The row maximum in use is common to both and lags by up to 2^8, so that O is hardly
+// ever rescaled. Thread (warp w, lane 4g + c) holds rows 16w + g and 16w + g + 8, columns 8j + 2c and 8j + 2c + 1.
 #pragma once
 
 #include "merge.cuh"
@@ -48,11 +47,12 @@ class WideConsumer {
             ptx::barrier_wait(shared_.query_full(), item & 1);
 #pragma unroll 1
             for (int t = 0; t < span.num_tiles; ++t, unit += kTileUnits) {
-                if ((t & 1) == group_) {
-                    own_tile(query, (span.first_tile + t) * kTileTokens, unit, 4 + (t & 1));
-                } else {
-                    join_tile(unit, 4 + (t & 1));
-                }
+                const bool owner = (t & 1) == group_;
+                sync_both();  // all are past the last product: its P may go
+                if (owner) own_tile(query, (span.first_tile + t) * kTileTokens, unit);
+                sync_both();
+                if (!owner) adopt_maximum();
+                multiply_values(unit);
             }
             finish(span, query);
             if (span.whole) continue;
@@ -78,38 +78,26 @@ class WideConsumer {
     }
 
     __device__ int row(int i) const { return warp_ * 16 + g_ + 8 * i; }
-    __device__ void sync_group() { ptx::named_sync(1 + group_, 128); }
     __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
 
-    __device__ void own_tile(const QuerySpan& query, int first_token, int unit, int barrier) {
+    __device__ void own_tile(const QuerySpan& query, int first_token, int unit) {
         float scores[32];
         multiply_scores(scores, unit);
         if (first_token + kTileTokens > seq_len_ - query.query_tokens + 1) mask(scores, query, first_token);
         raise_maximum(scores);
         uint32_t probs[4][4];
         exponentiate(scores, probs);
-        if (first_token + kTileTokens > seq_len_) {
-            clear_values(seq_len_ - first_token, unit);
-            ptx::fence_async();
-            sync_group();
-        }
-        // This warpgroup's product starts at once; the other's waits for the copy.
-        const uint64_t values = value_operand(unit);
-        ptx::mma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) ptx::mma_values(out_, probs[k], values + k * (2048 >> 4));
-        ptx::mma_commit();
         store_probabilities(probs);
+        if (first_token + kTileTokens > seq_len_) clear_values(seq_len_ - first_token, unit);
         ptx::fence_async();
-        ptx::named_arrive(barrier, kConsumerThreads);
-        ptx::mma_wait<0>();
-        release(unit);
     }
 
-    __device__ void join_tile(int unit, int barrier) {
-        ptx::named_sync(barrier, kConsumerThreads);
+    __device__ void adopt_maximum() {
         const float low = row_max_[row(0)], high = row_max_[row(1)];
         if (__any_sync(~0u, low != max_[0] || high != max_[1])) rescale(low, high);
+    }
+
+    __device__ void multiply_values(int unit) {
         const uint64_t probs = ptx::operand_descriptor(shared_.probs(0)), values = value_operand(unit);
         ptx::mma_fence();
 #pragma unroll
@@ -141,7 +129,6 @@ class WideConsumer {
             }
         }
         ptx::mma_commit();
-        sync_group();  // all warps are past the last product, so the shared copy of its probabilities may go
         ptx::mma_wait<0>();
     }
 
@@ -213,6 +200,7 @@ class WideConsumer {
         const uint32_t line = shared_.probs(0) + (warp_ * 16 + (matrix & 1) * 8 + r) * 128;
 #pragma unroll
         for (int k = 0; k < 4; ++k) ptx::store_fragments(line + (((2 * k + (matrix >> 1)) ^ r) << 4), probs[k]);
+        __syncwarp();  // the other lanes have read the maxima of the tile before
         if (c_ == 0) {
             row_max_[row(0)] = max_[0];
             row_max_[row(1)] = max_[1];
