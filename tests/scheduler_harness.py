@@ -147,12 +147,11 @@ def make_vllm_config(knobs: Knobs) -> VllmConfig:
         max_num_seqs=knobs.max_num_seqs,
         max_num_batched_tokens=max(knobs.budget_tokens, knobs.max_num_seqs * (1 + knobs.num_spec_tokens)),
         max_model_len=knobs.max_model_len,
-        enable_chunked_prefill=True,
         async_scheduling=False,
         is_encoder_decoder=False,
         policy=knobs.policy,
         long_prefill_token_threshold=knobs.long_prefill_threshold_tokens,
-        **knobs.scheduler,
+        **{"enable_chunked_prefill": True, **knobs.scheduler},
     )
     cache = CacheConfig(block_size=knobs.groups[0].block_tokens, enable_prefix_caching=knobs.prefix_caching)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
