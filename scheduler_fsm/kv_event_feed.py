@@ -45,9 +45,10 @@ class KvEventFeed:
 def _event(
     kind: KvEventKind, group: int, block_tokens: int, key: bytes, parent: bytes | None, token_ids: list[int]
 ) -> Any:
-    if kind is KvEventKind.CLEARED:
+    # Equality, not identity: each enum value that comes out of the core is an object of its own.
+    if kind == KvEventKind.CLEARED:
         return AllBlocksCleared()
-    if kind is KvEventKind.REMOVED:
+    if kind == KvEventKind.REMOVED:
         return BlockRemoved(block_hashes=[maybe_convert_block_hash(key)], medium=MEDIUM_GPU, group_idx=group)
     return BlockStored(
         block_hashes=[maybe_convert_block_hash(key)],

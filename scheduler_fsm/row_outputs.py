@@ -45,7 +45,7 @@ class RowOutputs:
 
     def _end(self, request: "Request", reason: FinishReason, stop_token: int | None) -> None:
         request.status = outcomes.STATUS[reason]
-        if reason is FinishReason.REPETITION:
+        if reason == FinishReason.REPETITION:
             request.stop_reason = "repetition_detected"
         elif stop_token is not None:
             request.stop_reason = stop_token
