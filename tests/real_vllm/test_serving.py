@@ -16,13 +16,23 @@ pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("serving")]
 
 MODEL = "tiny"
 BLOCK_TOKENS = 32
-NUM_BLOCKS = 64  # the null block included
+NUM_BLOCKS = 512  # the null block included
+MAX_MODEL_TOKENS = 12_000
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     arguments = (
-        *("--scheduler", "tokenspeed", "--served-model-name", MODEL, "--max-model-len", "1920", "--block-size", "32"),
+        *(
+            "--scheduler",
+            "tokenspeed",
+            "--served-model-name",
+            MODEL,
+            "--max-model-len",
+            str(MAX_MODEL_TOKENS),
+            "--block-size",
+            "32",
+        ),
         *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", "512", "--enforce-eager"),
         *("--dtype", "float32", "--max-logprobs", "5", "--gpu-memory-utilization", "0.2"),
     )
@@ -42,7 +52,7 @@ def words(seed: int, count: int) -> list[int]:
     return [10 + (seed * 7919 + i * 104_729) % 8000 for i in range(count)]
 
 
-def wait_for(server: VllmServer, metric: str, is_right: Callable[[float], bool], seconds: float = 20.0) -> None:
+def wait_for(server: VllmServer, metric: str, is_right: Callable[[float], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_right(value := server.metrics()[metric]):
         assert time.monotonic() < deadline, f"{metric} stays {value}"
@@ -63,12 +73,12 @@ def test_an_oversize_prompt_is_refused_alone(server: VllmServer) -> None:
     refused = complete(server, words(2, (NUM_BLOCKS + 10) * BLOCK_TOKENS), 4)
     # vLLM starts only when the pool holds one sequence of full length, so its own front end is the first to see this one.
     assert refused.status_code == 400
-    assert "1920" in refused.text
+    assert str(MAX_MODEL_TOKENS) in refused.text
     assert complete(server, words(3, 20), 4).status_code == 200
 
 
 def test_a_client_that_goes_away_frees_its_blocks(server: VllmServer) -> None:
-    body = {"model": MODEL, "prompt": words(4, 200), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": words(4, 200), "max_tokens": 10_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
         lines = stream.iter_lines()
         for _ in range(6):
@@ -76,7 +86,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server: VllmServer) -> None:
         wait_for(server, "vllm:kv_cache_usage_perc", lambda usage: usage > 0)
     wait_for(server, "vllm:num_requests_running", lambda running: running == 0)
     wait_for(server, "vllm:kv_cache_usage_perc", lambda usage: usage == 0)
-    assert server.metrics()["vllm:generation_tokens_total"] < 1000, "it ended because its client left, not by itself"
+    assert server.metrics()["vllm:generation_tokens_total"] < 9_000, "it ended because its client left, not by itself"
 
 
 def test_several_answers_logprobs_and_stop_strings(server: VllmServer) -> None:
