@@ -37,6 +37,7 @@ class ClientOutbox:
         request.status = status
         if error is not None:
             logger.error("Request %s: %s", request.request_id, error)
+        self.note_finished(request)
         self._closing.append((request.client_index, closing_output(request, error)))
 
     def note_finished(self, request: "Request") -> None:

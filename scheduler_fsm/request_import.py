@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # Where the prepared prompt rides on vLLM's request, from EngineCore's input thread to the scheduler.
 _PROMPT = "_tokenspeed_prompt"
+_MOST = 2**32 - 1
 
 
 class PromptImporter:
@@ -59,16 +60,21 @@ def stop_rules(request: "Request") -> _core.StopRules:
     return _core.StopRules(
         eos_token=params.eos_token_id,
         stop_tokens=params.stop_token_ids or [],
-        min_tokens=params.min_tokens,
-        max_tokens=request.max_tokens,
+        min_tokens=_clamped(params.min_tokens),
+        max_tokens=_clamped(request.max_tokens),
         repetition=(0, 0, 0)
         if repetition is None
         else (
-            max(repetition.min_pattern_size, 0),
-            max(repetition.max_pattern_size, 0),
-            max(repetition.min_count, 0),
+            _clamped(repetition.min_pattern_size),
+            _clamped(repetition.max_pattern_size),
+            _clamped(repetition.min_count),
         ),
     )
+
+
+def _clamped(count: int) -> int:
+    """A count as the core holds it; nothing reaches its largest, so cutting there changes nothing."""
+    return min(max(count, 0), _MOST)
 
 
 def is_plain(request: "Request") -> bool:

@@ -130,7 +130,7 @@ class TokenSpeedScheduler(SchedulerInterface):
                 is_plain=request_import.is_plain(request),
                 has_grammar=has_grammar,
             )
-        except (_core.RefusedRequest, ValueError) as refusal:
+        except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:
             self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
             return
         self.requests[req_id] = request

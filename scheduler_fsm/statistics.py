@@ -55,7 +55,7 @@ class Statistics:
         num_rows, num_drafts, num_accepted, drafts_by_position, accepted_by_position = drafts
         stats = SpecDecodingStats.new(self._num_draft_tokens)
         stats.num_drafts = num_rows
-        stats.num_draft_tokens = num_drafts - sum((num_invalid_drafts or {}).values())
+        stats.num_draft_tokens = max(0, num_drafts - sum((num_invalid_drafts or {}).values()))
         stats.num_accepted_tokens = num_accepted
         stats.num_draft_tokens_per_pos[: len(drafts_by_position)] = drafts_by_position
         stats.num_accepted_tokens_per_pos[: len(accepted_by_position)] = accepted_by_position

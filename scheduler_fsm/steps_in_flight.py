@@ -28,9 +28,9 @@ class StepsInFlight:
 
     def take(self, output: "SchedulerOutput") -> int | None:
         """The core's number of a step whose results came; None for an empty step and for results that come twice."""
-        for step in self._steps:
+        for index, step in enumerate(self._steps):
             if step.output is output:
-                self._steps.remove(step)
+                del self._steps[index]
                 return step.number
         return None
 

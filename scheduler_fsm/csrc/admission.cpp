@@ -9,14 +9,24 @@ namespace {
 // A request that does not fit is overtaken in at most this many steps; then nothing behind it starts until it does.
 constexpr std::uint32_t kMaxOvertakenSteps = 64;
 
+// Others may adopt the idle part of a waiting request's prefix, so that it needs less than remembered: looked at again
+// this often.
+constexpr std::uint64_t kRecheckSteps = 16;
+
 // A step looks at no more than this many requests that do not fit, however long the queue.
 constexpr std::size_t kMaxPassedOver = 16;
 
-std::uint32_t num_sole_blocks(const Request& request, const kv_flat::BlockPool& pool) {
+/// Blocks that become free for others when `request` goes: its own alone, and not part of what `match` counts as there
+/// already.
+std::uint32_t num_gained_blocks(const Request& request, const kv_flat::BlockPool& pool, const kv_flat::Match& match) {
     std::uint32_t sum = 0;
     for (kv_flat::GroupId group = 0; group < request.kv()->num_groups(); ++group) {
-        for (const kv_flat::BlockId block : request.kv()->table(group).ids()) {
-            sum += block != kv_flat::kNullBlock && pool.num_owners(block) == 1;
+        const auto& matched = match.blocks[group];
+        const auto held = request.kv()->table(group).ids();
+        for (std::size_t i = 0; i < held.size(); ++i) {
+            // A key names its whole prefix, so a matched block stands in the same column of every table.
+            const bool is_matched = i < matched.size() && matched[i] == held[i];
+            sum += held[i] != kv_flat::kNullBlock && pool.num_owners(held[i]) == 1 && !is_matched;
         }
     }
     return sum;
@@ -60,13 +70,13 @@ std::uint32_t Admission::free_block_limit(const Request& request) const {
 bool Admission::may_try(const Request& request) const {
     const std::uint64_t step = step_.engine.step;
     if (request.retracted_step == step || request.passed_over_step == step) return false;
-    if (closed_for_new_ && !request.was_retracted()) return false;
-    return step_.engine.adapters.admits(request.adapter);
+    return !closed_for_new_ || request.was_retracted();
 }
 
 bool Admission::answer_may_differ(const Request& request, std::uint32_t limit) const {
     const CapacityMemo& memo = request.memo;
     if (memo.needed_blocks <= limit) return true;
+    if (memo.least_blocks <= limit && step_.engine.step % kRecheckSteps == 0) return true;
     return memo.has_missing_key &&
            step_.engine.kv.pool().find(memo.missing_key, memo.missing_group) != kv_flat::kNullBlock;
 }
@@ -74,6 +84,7 @@ bool Admission::answer_may_differ(const Request& request, std::uint32_t limit) c
 void Admission::remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks) {
     request.memo = {};
     request.memo.needed_blocks = needed_blocks;
+    request.memo.least_blocks = needed_blocks - std::min(needed_blocks, match.num_idle_blocks);
     if (request.chain.key_tokens() == 0) return;
     const auto& groups = step_.engine.kv.config().groups;
     const auto keys = request.chain.keys();
@@ -91,6 +102,10 @@ void Admission::remember_failure(Request& request, const kv_flat::Match& match, 
 bool Admission::try_start(Request& request) {
     EngineState& engine = step_.engine;
     if (!may_try(request)) return false;
+    if (!engine.adapters.admits(request.adapter)) {
+        pass_over(request);
+        return false;
+    }
     if (engine.kv.least_held_blocks(request.num_known_tokens()) > engine.kv.pool().num_usable()) {
         // It grew past the pool while it decoded; alone in the pool it could get no further either.
         engine.finish(request, FinishReason::kLength);
@@ -98,24 +113,30 @@ bool Admission::try_start(Request& request) {
         return false;
     }
     const std::uint32_t limit = free_block_limit(request);
-    if (answer_may_differ(request, limit)) {
+    // With the pool to itself it starts in any case: its chunks shrink to what fits.
+    const bool is_alone = engine.num_running() == 0 && engine.kv.pool().num_in_use() == 0;
+    if (is_alone || answer_may_differ(request, limit)) {
         const kv_flat::Match match = probe(request);
         const std::uint32_t first_chunk = std::min(request.num_known_tokens(), match.num_tokens + step_.token_budget);
         const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
         const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
-        // With the pool to itself it starts in any case: its chunks shrink to what fits.
-        if (needed <= limit || (engine.num_running() == 0 && engine.kv.pool().num_in_use() == 0)) {
+        if (needed <= limit || is_alone) {
             start(request, match);
             return true;
         }
         remember_failure(request, match, needed);
     }
+    pass_over(request);
+    return false;
+}
+
+void Admission::pass_over(Request& request) {
+    if (request.passed_over_step == step_.engine.step) return;
+    request.passed_over_step = step_.engine.step;
     passed_over_.push_back(&request);
-    request.passed_over_step = engine.step;
     // Its cached blocks are what a retracted request has left: nobody new may take them.
     closed_for_new_ = closed_for_new_ || request.was_retracted();
     closed_for_all_ = closed_for_all_ || request.num_overtaken_steps >= kMaxOvertakenSteps;
-    return false;
 }
 
 void Admission::start(Request& request, const kv_flat::Match& match) {
@@ -152,7 +173,7 @@ void Admission::displace() {
     if (engine.config.policy != QueuePolicy::kPriority || engine.waiting.empty()) return;
     if (step_.options.pause != PauseLevel::kNone) return;
     const Request& urgent = engine.waiting.front();
-    if (!may_try(urgent)) return;
+    if (!may_try(urgent) || !engine.adapters.admits(urgent.adapter)) return;
 
     std::vector<Request*> less_urgent;
     for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {
@@ -166,13 +187,14 @@ void Admission::displace() {
     bool slot = has_slot();
     std::uint32_t limit = free_block_limit(urgent);
     if (slot && !answer_may_differ(urgent, limit + engine.kv.pool().num_in_use())) return;
-    const std::uint32_t needed = engine.kv.blocks_to_open(probe(urgent), urgent.num_known_tokens());
+    const kv_flat::Match match = probe(urgent);
+    const std::uint32_t needed = engine.kv.blocks_to_open(match, urgent.num_known_tokens());
     std::vector<Request*> victims;
     for (Request* request : less_urgent) {
         if (slot && needed <= limit) break;
         victims.push_back(request);
         slot = true;
-        limit += num_sole_blocks(*request, engine.kv.pool());
+        limit += num_gained_blocks(*request, engine.kv.pool(), match);
     }
     if (!slot || needed > limit) return;
     for (Request* victim : victims) step_.retract(*victim);

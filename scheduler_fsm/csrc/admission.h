@@ -20,6 +20,9 @@ class Admission {
     /// False once nothing more can start in this step, whoever asks.
     [[nodiscard]] bool is_open() const;
 
+    /// Notes that a request could not start in this step; others may overtake it, but not for ever.
+    void pass_over(Request& request);
+
     /// True when the request runs now. It has no row yet.
     [[nodiscard]] bool try_start(Request& request);
 

@@ -11,25 +11,29 @@ void DecodePass::run() {
     // A decode may end here or lose its blocks to an older one, so walk a copy.
     const auto items = engine.decoding.items();
     std::vector<Request*> order(items.begin(), items.end());
-    // One token stays for prefill: with more decodes than budget, prompts would otherwise never start.
+    // One row stays for prefill: with more decodes than room, prompts would otherwise never start.
     const bool prefill_waits = !engine.prefilling.empty() || (!engine.waiting.empty() && engine.slots.num_free() > 0);
-    const std::uint32_t kept = prefill_waits && step_.token_budget > 1 ? 1 : 0;
+    const std::uint32_t kept = prefill_waits && step_.row_capacity() > 1 ? 1 : 0;
+    std::uint32_t rows_left = step_.row_capacity() - kept;
     step_.token_budget -= kept;
     // When not all fit, the next step begins behind the last one that was served.
-    if (order.size() > step_.token_budget) {
-        const std::uint64_t begin = engine.step * step_.token_budget % order.size();
+    if (order.size() > rows_left) {
+        const std::uint64_t begin = engine.step * rows_left % order.size();
         std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(begin));
     }
     auto num_left = static_cast<std::uint32_t>(order.size());
     for (Request* request : order) {
         --num_left;
         const std::uint32_t room = step_.room_for_one();
-        if (room == 0) break;
+        if (room == 0 || rows_left == 0) break;
         if (!std::holds_alternative<Decoding>(request->state)) continue;
         // Drafts give way before another request's own token does.
-        const std::uint32_t fair = room > num_left ? room - num_left : 1;
+        const std::uint32_t others = std::min(num_left, rows_left - 1);
+        const std::uint32_t fair = room > others ? room - others : 1;
         const std::uint32_t num_tokens = std::min(wanted_tokens(*request), fair);
-        if (num_tokens > 0) serve(*request, num_tokens);
+        if (num_tokens == 0) continue;
+        serve(*request, num_tokens);
+        --rows_left;
     }
     step_.token_budget += kept;
 }

@@ -14,7 +14,8 @@ void PrefillPass::run() {
         // The odd token goes to either side in turn, so that a budget of one starves neither.
         const std::uint32_t half = (step_.room_for_one() + static_cast<std::uint32_t>(engine.step % 2)) / 2;
         serve_short_lane(step_.room_for_one() - half);
-        static_cast<void>(serve(*cut_, step_.room_for_one()));
+        // The lane may have taken its blocks for an older one.
+        if (cut_->is_prefilling()) static_cast<void>(serve(*cut_, step_.room_for_one()));
     }
     admission_.close();
     engine.prefill_bound = step_.room_for_one() == 0 && !engine.waiting.empty();
@@ -50,7 +51,10 @@ bool PrefillPass::others_want(const Request& request) const {
 
 bool PrefillPass::start(Request& request) {
     // Without chunked prefill a prompt runs whole or waits for a step of its own.
-    if (!step_.engine.config.chunked_prefill && wanted_tokens(request) > step_.room_for_one()) return false;
+    if (!step_.engine.config.chunked_prefill && wanted_tokens(request) > step_.room_for_one()) {
+        admission_.pass_over(request);
+        return false;
+    }
     return admission_.try_start(request);
 }
 

@@ -32,7 +32,7 @@ struct RequestSpec {
     std::string label;  ///< the client's request id, for messages
     PreparedPrompt prompt;
     StopRules stop;
-    std::int32_t priority = 0;
+    std::int64_t priority = 0;
     double arrival_time_s = 0.0;
     std::int32_t adapter = 0;    ///< LoRA adapter number; 0 is none
     bool may_read_cache = true;  ///< false when every prompt position must be computed (prompt logprobs)
@@ -41,7 +41,7 @@ struct RequestSpec {
 
 /// Place of a request in the one total order that admission, service and victim choice share: smaller goes first.
 struct OrderKey {
-    std::int32_t priority = 0;
+    std::int64_t priority = 0;
     double arrival_time_s = 0.0;
     std::uint64_t sequence = 0;
 
@@ -54,6 +54,7 @@ struct OrderKey {
 /// changed.
 struct CapacityMemo {
     std::uint32_t needed_blocks = 0;  ///< 0: nothing remembered
+    std::uint32_t least_blocks = 0;   ///< what it would need if others adopted all of its cached prefix
     bool has_missing_key = false;
     kv_flat::Digest missing_key;  ///< first key that was not cached; once it is, the request needs less
     kv_flat::GroupId missing_group = 0;

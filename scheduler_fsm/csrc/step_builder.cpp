@@ -74,6 +74,7 @@ void StepBuilder::end_if_pool_is_its_own(Request& request) {
     // With steps in flight their tokens are still to be delivered; with other owners blocks may yet come back.
     const bool alone = engine.num_running() == 1 && engine.kv.pool().num_in_use() == request.kv()->num_held_blocks();
     if (!alone || request.num_in_flight_tokens > 0) return;
+    reservations.set(request, 0);
     engine.finish(request, FinishReason::kLength);
     plan_.ended.push_back(&request);
 }

@@ -67,6 +67,11 @@ class StepBuilder {
     /// Tokens that one more request may get: a drafter adds input rows of its own per request.
     [[nodiscard]] std::uint32_t room_for_one() const noexcept;
 
+    /// Requests that fit with one token each.
+    [[nodiscard]] std::uint32_t row_capacity() const noexcept {
+        return std::min(token_budget, input_rows_ / (1 + engine.config.drafter_slots));
+    }
+
     [[nodiscard]] bool is_planned(const Request& request) const noexcept {
         return request.last_planned_step == engine.step;
     }

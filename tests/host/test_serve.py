@@ -33,7 +33,12 @@ def test_a_server_runs_the_scheduler_of_the_flag_in_its_engine_core(tmp_path: Pa
         )
     )
     path = os.pathsep.join(p for p in (entry_point, str(Path(__file__).parent), *sys.path) if p)
-    environment = {NOTE_VARIABLE: str(note_path), "PYTHONPATH": path, "TOKENSPEED_TARGET_TPS_PER_USER": "0"}
+    environment = {
+        NOTE_VARIABLE: str(note_path),
+        "PYTHONPATH": path,
+        "TOKENSPEED_TARGET_TPS_PER_USER": "0",
+        "VLLM_LOGGING_LEVEL": "INFO",  # other tests of this process may have asked for silence
+    }
     model = tiny_model("qwen3")
     with VllmServer(model, ["--config", str(config)], tmp_path / "log", environment) as server:
         request = {"model": str(model), "prompt": "ban den", "max_tokens": 5, "temperature": 0}

@@ -38,7 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     )
     log = tmp_path_factory.mktemp("serving") / "server.log"
     with VllmServer(
-        tiny_model("qwen3"), arguments, log, {"VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
+        tiny_model("qwen3"),
+        arguments,
+        log,
+        {"VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "INFO"},
     ) as running:
         yield running
 

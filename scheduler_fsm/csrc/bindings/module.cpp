@@ -115,7 +115,7 @@ void bind_requests(py::module_& module) {
 }
 
 std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, scheduler_fsm::PreparedPrompt& prompt,
-                     const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int32_t priority,
+                     const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int64_t priority,
                      double arrival_time_s, std::int32_t adapter, bool may_read_cache, bool ready, bool is_plain,
                      bool has_grammar) {
     scheduler_fsm::RequestSpec spec;

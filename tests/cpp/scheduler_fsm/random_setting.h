@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What random_events_test draws from and remembers: settings, clients, and the KV memory of the modelled workers.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <random>
+
+#include "tests/cpp/scheduler_fsm/fixture.h"
+
+namespace tokenspeed::scheduler_fsm::testing {
+
+constexpr TokenId kVocabulary = 7;
+constexpr TokenId kEos = 6;
+constexpr int kNumEvents = 400;
+constexpr int kMaxDrainSteps = 6000;
+
+inline std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
+    state = (state ^ value) * 0x9E3779B97F4A7C15ULL;
+    return state ^ (state >> 29U);
+}
+
+/// Names a token and everything before it: what a KV slot holds.
+inline std::vector<std::uint64_t> prefix_names(std::span<const TokenId> tokens) {
+    std::vector<std::uint64_t> names;
+    std::uint64_t state = 1;
+    for (const TokenId token : tokens) names.push_back(state = mix(state, static_cast<std::uint64_t>(token) + 1));
+    return names;
+}
+
+/// The model: the next token follows from all tokens before it.
+inline TokenId next_token(std::span<const TokenId> tokens) {
+    return static_cast<TokenId>(mix(prefix_names(tokens).back(), 77) % kVocabulary);
+}
+
+class Dice {
+  public:
+    explicit Dice(std::uint32_t seed) : engine_(seed) {}
+    std::uint32_t below(std::uint32_t end) { return static_cast<std::uint32_t>(engine_() % end); }
+    std::uint32_t between(std::uint32_t first, std::uint32_t last) { return first + below(last - first + 1); }
+    bool one_in(std::uint32_t count) { return below(count) == 0; }
+
+  private:
+    std::mt19937 engine_;
+};
+
+struct Setting {
+    SchedulerConfig config;
+    std::uint32_t depth = 1;  ///< steps in flight
+};
+
+inline void add_speculation(Dice& dice, Setting& setting) {
+    SchedulerConfig& config = setting.config;
+    config.num_draft_tokens = dice.between(1, 3);
+    config.lookahead_tokens = dice.one_in(2) ? config.num_draft_tokens : 0;
+    config.drafter_slots = dice.one_in(3) ? 1 : 0;
+    config.drop_last_match_block = dice.one_in(2);
+    config.max_scheduled_tokens += config.drafter_slots;
+    if (!config.async_scheduling) setting.depth = 1;
+    if (setting.depth > 2) setting.depth = 2;  // vLLM speculates with at most two steps in flight
+    if (!dice.one_in(3)) return;
+    for (std::uint32_t i = 0; i <= config.max_num_seqs; ++i) {
+        config.draft_tokens_by_batch.push_back(dice.between(0, config.num_draft_tokens));
+    }
+}
+
+inline Setting random_setting(Dice& dice) {
+    Setting setting;
+    SchedulerConfig& config = setting.config;
+    const std::uint32_t block = dice.between(1, 4);
+    config = config_of({.num_blocks = dice.between(4, 18),
+                        .block_tokens = block,
+                        .budget = dice.between(2, 12),
+                        .max_num_seqs = dice.between(1, 6),
+                        .policy = dice.one_in(2) ? QueuePolicy::kPriority : QueuePolicy::kFcfs,
+                        .async_scheduling = dice.one_in(2),
+                        .prefix_caching = !dice.one_in(4)});
+    if (dice.one_in(2)) {
+        const std::uint32_t window_block = block * dice.between(1, 2);
+        const std::uint32_t window = dice.between(1, 3 * window_block);
+        config.kv.groups.push_back({"window", window_block, kv_flat::Retention::kSlidingWindow, window});
+        if (dice.one_in(4)) config.kv.groups.erase(config.kv.groups.begin());
+    }
+    config.kv.record_events = dice.one_in(4);
+    config.max_model_tokens = dice.between(16, 60);
+    config.reserve_full_sequence = !dice.one_in(4);
+    config.watermark = dice.one_in(3) ? 0.1 : 0.0;
+    config.long_prefill_tokens = dice.one_in(4) ? dice.between(1, 6) : 0;
+    config.max_adapters = dice.one_in(4) ? 1 : 0;
+    setting.depth = dice.between(1, 3);
+    if (config.async_scheduling && dice.one_in(3)) config.decode_stagger_steps = dice.between(1, setting.depth);
+    if (dice.one_in(2)) add_speculation(dice, setting);
+    config.kv.in_flight_tokens = config.max_scheduled_tokens * setting.depth + config.lookahead_tokens;
+    return setting;
+}
+
+/// What a worker knows of a request.
+struct Resident {
+    std::vector<TokenId> tokens;  ///< sampled ones included, delivered or not
+    std::uint32_t num_computed = 0;
+    std::vector<std::vector<kv_flat::BlockId>> table;
+    std::uint32_t num_proposed = 0;
+};
+
+struct Client {
+    RequestHandle handle;
+    std::vector<TokenId> prompt;
+    StopRules stop;
+    bool gated = false;
+    bool is_done = false;
+    Resident resident;
+};
+
+struct Result {
+    std::uint64_t step = 0;
+    std::vector<TokenId> tokens;
+    std::vector<std::uint32_t> offsets = {0};
+};
+
+/// KV memory that holds, by block and offset, a name of the prefix that was computed there.
+class KvMemory {
+  public:
+    explicit KvMemory(const kv_flat::KvConfig& config) : groups_(config.groups), slots_(config.num_blocks) {
+        for (auto& block : slots_) block.resize(2 * 4);
+    }
+
+    template <typename Run>
+    std::uint64_t& slot_of(const Run& run, kv_flat::GroupId group, std::uint32_t position) {
+        const std::uint32_t block_tokens = groups_[group].block_tokens;
+        const auto& table = run.client->resident.table[group];
+        REQUIRE(position / block_tokens < table.size());
+        const kv_flat::BlockId block = table[position / block_tokens];
+        REQUIRE(block != kv_flat::kNullBlock);
+        return slots_[block][position % block_tokens];
+    }
+
+    template <typename Run>
+    void write(const Run& run) {
+        const auto names = prefix_names(run.ids);
+        for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            for (std::uint32_t position = run.begin; position < run.ids.size(); ++position) {
+                slot_of(run, group, position) = mix(names[position], group);
+            }
+        }
+    }
+
+    template <typename Run>
+    void check_reads(const Run& run) {
+        const auto names = prefix_names(run.ids);
+        for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            const kv_flat::GroupSpec& spec = groups_[group];
+            std::uint32_t first = 0;
+            if (spec.retention == kv_flat::Retention::kSlidingWindow && run.begin + 1 > spec.window_tokens) {
+                first = run.begin + 1 - spec.window_tokens;
+            }
+            for (std::uint32_t position = first; position < run.ids.size(); ++position) {
+                INFO("group " << group << ", position " << position << " of a row from " << run.begin);
+                REQUIRE(slot_of(run, group, position) == mix(names[position], group));
+            }
+        }
+    }
+
+  private:
+    std::vector<kv_flat::GroupSpec> groups_;
+    std::vector<std::vector<std::uint64_t>> slots_;
+};
+
+inline std::uint32_t environment_or(const char* name, std::uint32_t fallback) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? fallback : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+}  // namespace tokenspeed::scheduler_fsm::testing
