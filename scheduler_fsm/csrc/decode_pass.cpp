@@ -39,16 +39,13 @@ void DecodePass::run() {
 }
 
 std::uint32_t DecodePass::wanted_tokens(const Request& request) const noexcept {
-    const SchedulerConfig& config = step_.engine.config;
     if (step_.engine.step < request.eligible_step) return 0;
     if (request.num_placeholders > 0) {
         // The steps in flight bring it to max_tokens even if every draft in them is rejected: nothing is left to do.
         const std::uint64_t sure_end = std::uint64_t{request.num_computed_tokens} + 2 - request.num_placeholders;
         if (sure_end >= std::uint64_t{request.num_prompt_tokens} + request.stop.max_tokens) return 0;
     }
-    const std::uint32_t taken = request.num_computed_tokens + config.num_sampled_tokens;
-    const std::uint32_t most = config.max_model_tokens > taken ? config.max_model_tokens - taken : 0;
-    return std::min(request.num_pending_tokens(), most);
+    return step_.computable_tokens(request);
 }
 
 void DecodePass::serve(Request& request, std::uint32_t num_tokens) {

@@ -25,13 +25,6 @@ bool PrefillPass::is_throttled() const {
     return step_.options.throttle_prefills && !step_.engine.prefill_bound && !step_.engine.decoding.empty();
 }
 
-std::uint32_t PrefillPass::wanted_tokens(const Request& request) const noexcept {
-    const SchedulerConfig& config = step_.engine.config;
-    const std::uint32_t taken = request.num_computed_tokens + config.num_sampled_tokens;
-    const std::uint32_t most = config.max_model_tokens > taken ? config.max_model_tokens - taken : 0;
-    return std::min(request.num_pending_tokens(), most);
-}
-
 std::uint32_t PrefillPass::chunk_limit() const noexcept {
     const EngineState& engine = step_.engine;
     const std::uint32_t num_requests = engine.num_running() + engine.waiting.size();
@@ -51,7 +44,7 @@ bool PrefillPass::others_want(const Request& request) const {
 
 bool PrefillPass::start(Request& request) {
     // Without chunked prefill a prompt runs whole or waits for a step of its own.
-    if (!step_.engine.config.chunked_prefill && wanted_tokens(request) > step_.room_for_one()) {
+    if (!step_.engine.config.chunked_prefill && step_.computable_tokens(request) > step_.room_for_one()) {
         admission_.pass_over(request);
         return false;
     }
@@ -75,7 +68,7 @@ void PrefillPass::serve_in_order() {
             request = *next_waiting++;  // before it leaves the queue
             if (!start(*request)) continue;
         }
-        const std::uint32_t wanted = std::min(wanted_tokens(*request), chunk_limit());
+        const std::uint32_t wanted = std::min(step_.computable_tokens(*request), chunk_limit());
         if (wanted > step_.room_for_one() && others_want(*request)) {
             cut_ = request;
             return;
@@ -106,7 +99,7 @@ void PrefillPass::serve_short_lane(std::uint32_t budget) {
             request = *next_waiting++;
             if (!start(*request)) continue;
         }
-        budget -= serve(*request, std::min({wanted_tokens(*request), chunk_limit(), budget}));
+        budget -= serve(*request, std::min({step_.computable_tokens(*request), chunk_limit(), budget}));
     }
 }
 

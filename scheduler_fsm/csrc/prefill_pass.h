@@ -26,7 +26,6 @@ class PrefillPass {
     void serve_in_order();
     void serve_short_lane(std::uint32_t budget);
     [[nodiscard]] bool start(Request& request);
-    [[nodiscard]] std::uint32_t wanted_tokens(const Request& request) const noexcept;
     [[nodiscard]] std::uint32_t chunk_limit() const noexcept;
     [[nodiscard]] bool others_want(const Request& request) const;
     [[nodiscard]] std::uint32_t serve(Request& request, std::uint32_t num_tokens);

@@ -19,6 +19,13 @@ std::uint32_t StepBuilder::room_for_one() const noexcept {
     return input_rows_ > drafter ? std::min(token_budget, input_rows_ - drafter) : 0;
 }
 
+std::uint32_t StepBuilder::computable_tokens(const Request& request) const noexcept {
+    const SchedulerConfig& config = engine.config;
+    const std::uint32_t taken = request.num_computed_tokens + config.num_sampled_tokens;
+    const std::uint32_t most = config.max_model_tokens > taken ? config.max_model_tokens - taken : 0;
+    return std::min(request.num_pending_tokens(), most);
+}
+
 std::uint32_t StepBuilder::free_blocks_for(const Request& request) const noexcept {
     const std::uint32_t free = engine.kv.pool().num_free();
     const std::uint32_t promised = reservations.before(request);

@@ -72,6 +72,9 @@ class StepBuilder {
         return std::min(token_budget, input_rows_ / (1 + engine.config.drafter_slots));
     }
 
+    /// Tokens of `request` that a step could compute: all that are pending, up to the model's context.
+    [[nodiscard]] std::uint32_t computable_tokens(const Request& request) const noexcept;
+
     [[nodiscard]] bool is_planned(const Request& request) const noexcept {
         return request.last_planned_step == engine.step;
     }

@@ -80,26 +80,6 @@ py::list Core::drain_kv_events() {
     return events;
 }
 
-const Request& Core::live(std::uint64_t handle) const {
-    const Request* request = scheduler_.find(unpack(handle));
-    if (request == nullptr) throw py::key_error("no request has handle " + std::to_string(handle));
-    return *request;
-}
-
-py::list Core::known_tokens(std::uint64_t handle) const { return int_list(live(handle).tokens); }
-
-py::object Core::block_ids(std::uint64_t handle) const {
-    const kv_flat::KvSequence* sequence = live(handle).kv();
-    if (sequence == nullptr) return py::none();
-    py::tuple groups(sequence->num_groups());
-    for (kv_flat::GroupId group = 0; group < sequence->num_groups(); ++group) {
-        groups[group] = int_list(sequence->table(group).ids());
-    }
-    return groups;
-}
-
-std::string Core::state_of(std::uint64_t handle) const { return std::string(state_name(live(handle).state)); }
-
 py::dict Core::counters() const {
     const auto& counters = scheduler_.state().counters;
     const kv_flat::BlockPool& pool = scheduler_.state().kv.pool();

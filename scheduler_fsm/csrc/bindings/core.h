@@ -46,17 +46,11 @@ class Core {
 
     /// list[(kind, group, block_tokens, key, parent key | None, token ids)] since the last call
     [[nodiscard]] py::list drain_kv_events();
-    [[nodiscard]] py::list known_tokens(std::uint64_t handle) const;
-    /// Block ids by group, or None when it holds no KV.
-    [[nodiscard]] py::object block_ids(std::uint64_t handle) const;
-    [[nodiscard]] std::string state_of(std::uint64_t handle) const;
     [[nodiscard]] py::dict counters() const;
 
     [[nodiscard]] const scheduler_fsm::Scheduler& scheduler() const noexcept { return scheduler_; }
 
   private:
-    [[nodiscard]] const scheduler_fsm::Request& live(std::uint64_t handle) const;
-
     scheduler_fsm::Scheduler scheduler_;
     RunnerProtocol protocol_;
     RequestViews views_;

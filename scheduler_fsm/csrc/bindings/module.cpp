@@ -174,16 +174,11 @@ void bind_core(py::module_& module) {
         .def("retract_all", &Core::retract_all)
         .def("reset_prefix_cache", &Core::reset_prefix_cache)
         .def("drain_kv_events", &Core::drain_kv_events)
-        .def("known_tokens", &Core::known_tokens)
-        .def("block_ids", &Core::block_ids)
-        .def("state_of", &Core::state_of)
         .def("counters", &Core::counters)
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })
         .def_property_readonly("num_parked", [](const Core& core) { return core.scheduler().state().num_parked; })
-        .def_property_readonly("num_steps_in_flight",
-                               [](const Core& core) { return core.scheduler().state().in_flight.size(); })
         .def_property_readonly("kv_usage", [](const Core& core) {
             const kv_flat::BlockPool& pool = core.scheduler().state().kv.pool();
             return static_cast<double>(pool.num_in_use()) / static_cast<double>(pool.num_usable());
