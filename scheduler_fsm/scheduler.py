@@ -15,14 +15,14 @@ from tokenspeed_plugin.host.names import (
     EngineCoreOutput,
     EngineCoreOutputs,
     PauseState,
-    RequestStatus,
     SchedulerInterface,
 )
-from tokenspeed_plugin.scheduler_fsm import _core, config_map, outcomes, request_import
+from tokenspeed_plugin.scheduler_fsm import _core, config_map, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
 from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
+from tokenspeed_plugin.scheduler_fsm.request_desk import RequestDesk
 from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 from tokenspeed_plugin.scheduler_fsm.row_outputs import RowOutputs
 from tokenspeed_plugin.scheduler_fsm.statistics import Statistics
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ModelRunnerOutput,
         MultiModalRegistry,
         Request,
+        RequestStatus,
         SchedulerOutput,
         SchedulerStats,
         StructuredOutputManager,
@@ -51,9 +52,6 @@ _PAUSE = {
     PauseState.PAUSED_NEW: _core.PauseLevel.NEW,
     PauseState.PAUSED_ALL: _core.PauseLevel.ALL,
 }
-
-
-_NO_SESSIONS = "streaming-input sessions are not supported by the tokenspeed scheduler; start vLLM with `--scheduler vllm` for them"
 
 
 class TokenSpeedScheduler(SchedulerInterface):
@@ -77,7 +75,6 @@ class TokenSpeedScheduler(SchedulerInterface):
         """
         config_gate.check(vllm_config, kv_cache_config)
         key_tokens = hash_block_size or block_size
-        self.requests: dict[str, Request] = {}
         # EngineCore reads both; None says "no connector".
         self.connector = None
         self.ec_connector = None
@@ -86,128 +83,51 @@ class TokenSpeedScheduler(SchedulerInterface):
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
             output_class=EngineCoreOutput,
         )
-        self._handles: dict[str, int] = {}
-        self._steps = StepsInFlight()
+        caching = bool(vllm_config.cache_config.enable_prefix_caching)
+        prompts = request_import.PromptImporter(key_tokens if caching else 0)
+        patches.install_block_hasher(lambda *_: prompts, vllm_config, has_connector=False)
         self._grammars = GrammarGate(structured_output_manager)
+        self._outbox = ClientOutbox(include_finished_set=include_finished_set)
+        self._desk = RequestDesk(self._core, prompts, self._grammars, RequestMirror(log_stats=log_stats), self._outbox)
+        self.requests = self._desk.requests
+        self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
+        self._rows = RowOutputs(self._core, self._grammars)
+        self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
-        self._rows = RowOutputs(self._core, self._grammars)
-        self._drafts = DraftIntake(self._core, self.requests, self._handles, self._grammars)
         self._pause_state = PauseState.UNPAUSED
-        # Told to the workers with the next plan.
-        self._finished_req_ids: set[str] = set()
-        self._preempted_req_ids: set[str] = set()
-        self._mirror = RequestMirror(log_stats=log_stats)
-        self._outbox = ClientOutbox(include_finished_set=include_finished_set)
-        caching = bool(vllm_config.cache_config.enable_prefix_caching)
-        self._prompts = request_import.PromptImporter(key_tokens if caching else 0)
-        patches.install_block_hasher(lambda *_: self._prompts, vllm_config, has_connector=False)
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
 
     def add_request(self, request: "Request") -> None:
         """Take a request in. One that can never run ends with the next outputs; the engine goes on."""
-        req_id = request.request_id
-        if request.resumable:
-            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_SESSIONS)
-            return
-        if req_id in self.requests:
-            msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
-            raise ValueError(msg)
-        has_grammar = request.structured_output_request is not None
-        try:
-            self._handles[req_id] = self._core.submit(
-                req_id=req_id,
-                request=request,
-                prompt=self._prompts.take(request),
-                stop=request_import.stop_rules(request),
-                client_index=request.client_index,
-                priority=request.priority,
-                arrival_time_s=request.arrival_time,
-                adapter=request_import.adapter_number(request),
-                may_read_cache=not request.skip_reading_prefix_cache,
-                ready=not has_grammar,
-                is_plain=request_import.is_plain(request),
-                has_grammar=has_grammar,
-            )
-        except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:
-            self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
-            return
-        self.requests[req_id] = request
-        if has_grammar:
-            self._grammars.hold(request)
-        self._mirror.queued(request)
+        self._desk.add(request)
 
     def has_request(self, request_id: str) -> bool:
         """Whether the scheduler holds the request."""
         return request_id in self.requests
 
     def finish_requests(
-        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+        self, request_ids: str | Iterable[str] | None, finished_status: "RequestStatus"
     ) -> "list[Request]":
         """End requests from outside (client gone, stop string found); unknown ids are ignored.
 
         Returns:
             The requests that this call ended.
         """
-        if request_ids is None:
-            request_ids = list(self.requests)
-        elif isinstance(request_ids, str):
-            request_ids = [request_ids]
-        ended = [self.requests[req_id] for req_id in dict.fromkeys(request_ids) if req_id in self.requests]
-        for request in ended:
-            self._core.finish(self._handles[request.request_id], outcomes.REASON[finished_status])
-            request.status = finished_status
-            self._forget(request)
-        return ended
-
-    def _forget(self, request: "Request") -> None:
-        """Drop what is kept of a request that ended, and tell workers and clients."""
-        req_id = request.request_id
-        del self.requests[req_id]
-        self._core.release(self._handles.pop(req_id))
-        self._grammars.drop(req_id)
-        self._finished_req_ids.add(req_id)
-        self._outbox.note_finished(request)
+        return self._desk.finish(request_ids, finished_status)
 
     # -- steps -----------------------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> "SchedulerOutput":
         """Plan the next step."""
-        self._open_grammar_gates()
+        self._desk.open_grammar_gates()
         plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills)
         if plan.retracted or plan.admitted or plan.ended:
-            self._note_changes(plan)
-        finished, self._finished_req_ids = self._finished_req_ids, set()
-        preempted, self._preempted_req_ids = self._preempted_req_ids, set()
-        output = scheduler_output(plan, finished, preempted)
+            self._desk.note_changes(plan)
+        output = scheduler_output(plan, *self._desk.take_notices())
         self._steps.add(output, plan)
         return output
-
-    def _open_grammar_gates(self) -> None:
-        ready, failed = self._grammars.poll()
-        for request in ready:
-            request.status = RequestStatus.WAITING
-            self._core.open_gate(self._handles[request.request_id])
-        for request, message in failed:
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
-            self._outbox.close(request, RequestStatus.FINISHED_ERROR, message)
-
-    def _note_changes(self, plan: _core.PlanColumns) -> None:
-        """Keep vLLM's requests and the workers informed of what happens rarely."""
-        now_s = time.monotonic()
-        self._note_preemptions(plan.retracted, now_s)
-        for request, num_cached_tokens in plan.admitted:
-            self._mirror.admitted(request, num_cached_tokens, now_s)
-        for request in plan.ended:
-            logger.warning("Request %s ends: it fills the whole KV cache alone.", request.request_id)
-            self._forget(request)
-            self._outbox.close(request, RequestStatus.FINISHED_LENGTH_CAPPED)
-
-    def _note_preemptions(self, requests: "list[Request]", now_s: float) -> None:
-        for request in requests:
-            self._mirror.preempted(request, now_s)
-            self._preempted_req_ids.add(request.request_id)
 
     def get_grammar_bitmask(self, scheduler_output: "SchedulerOutput") -> "GrammarOutput | None":
         """Masks for the rows of this step that sample under a grammar."""
@@ -237,7 +157,7 @@ class TokenSpeedScheduler(SchedulerInterface):
                 for request, output in self._rows.build(special, model_runner_output):
                     outputs.setdefault(request.client_index, []).append(output)
                     if output.finish_reason is not None:
-                        self._forget(request)
+                        self._desk.forget(request)
         self._events.publish(self._core)
         by_client = self._outbox.collect(outputs)
         if self._statistics is not None:
@@ -273,7 +193,7 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def has_finished_requests(self) -> bool:
         """Whether workers or clients are still to be told that a request ended."""
-        return bool(self._finished_req_ids or self._outbox)
+        return bool(self._desk)
 
     @property
     def pause_state(self) -> PauseState:
@@ -296,7 +216,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             False while blocks are in use.
         """
         if reset_running_requests:
-            self._note_preemptions(self._core.retract_all(), time.monotonic())
+            self._desk.note_preemptions(self._core.retract_all(), time.monotonic())
         done = self._core.reset_prefix_cache()
         if done and self._statistics is not None:
             self._statistics.note_reset()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests on their way in and out: the one place that pairs vLLM's requests with those of the core."""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tokenspeed_plugin.host.log import logger as named_logger
+from tokenspeed_plugin.host.names import RequestStatus
+from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import Request
+    from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
+    from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
+    from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
+
+logger = named_logger(__name__)
+
+_NO_SESSIONS = "streaming-input sessions are not supported by the tokenspeed scheduler; start vLLM with `--scheduler vllm` for them"
+
+
+class RequestDesk:
+    """Takes requests in, ends them, and remembers whom the workers and clients are still to be told of."""
+
+    def __init__(
+        self,
+        core: _core.Core,
+        prompts: request_import.PromptImporter,
+        grammars: "GrammarGate",
+        mirror: "RequestMirror",
+        outbox: "ClientOutbox",
+    ) -> None:
+        self.requests: dict[str, Request] = {}
+        self.handles: dict[str, int] = {}
+        self._core = core
+        self._prompts = prompts
+        self._grammars = grammars
+        self._mirror = mirror
+        self._outbox = outbox
+        # Told to the workers with the next plan.
+        self._finished_req_ids: set[str] = set()
+        self._preempted_req_ids: set[str] = set()
+
+    def __bool__(self) -> bool:
+        """Whether workers or clients are still to be told that a request ended."""
+        return bool(self._finished_req_ids or self._outbox)
+
+    # -- in and out ------------------------------------------------------------------------------------------------------------
+
+    def add(self, request: "Request") -> None:
+        """Take a request in. One that can never run ends with the next outputs.
+
+        Raises:
+            ValueError: its id is in use.
+        """
+        req_id = request.request_id
+        if request.resumable:
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_SESSIONS)
+            return
+        if req_id in self.requests:
+            msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
+            raise ValueError(msg)
+        try:
+            self.handles[req_id] = self._submit(request)
+        except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
+            return
+        self.requests[req_id] = request
+        if request.structured_output_request is not None:
+            self._grammars.hold(request)
+        self._mirror.queued(request)
+
+    def _submit(self, request: "Request") -> int:
+        has_grammar = request.structured_output_request is not None
+        return self._core.submit(
+            req_id=request.request_id,
+            request=request,
+            prompt=self._prompts.take(request),
+            stop=request_import.stop_rules(request),
+            client_index=request.client_index,
+            priority=request.priority,
+            arrival_time_s=request.arrival_time,
+            adapter=request_import.adapter_number(request),
+            may_read_cache=not request.skip_reading_prefix_cache,
+            ready=not has_grammar,
+            is_plain=request_import.is_plain(request),
+            has_grammar=has_grammar,
+        )
+
+    def finish(self, request_ids: str | Iterable[str] | None, status: RequestStatus) -> "list[Request]":
+        """End requests from outside (client gone, stop string found); None ends all, unknown ids are ignored.
+
+        Returns:
+            The requests that this call ended.
+        """
+        if request_ids is None:
+            request_ids = list(self.requests)
+        elif isinstance(request_ids, str):
+            request_ids = [request_ids]
+        ended = [self.requests[req_id] for req_id in dict.fromkeys(request_ids) if req_id in self.requests]
+        for request in ended:
+            self._core.finish(self.handles[request.request_id], outcomes.REASON[status])
+            request.status = status
+            self.forget(request)
+        return ended
+
+    def forget(self, request: "Request") -> None:
+        """Drop what is kept of a request that ended, and tell workers and clients."""
+        req_id = request.request_id
+        del self.requests[req_id]
+        self._core.release(self.handles.pop(req_id))
+        self._grammars.drop(req_id)
+        self._finished_req_ids.add(req_id)
+        self._outbox.note_finished(request)
+
+    # -- what happens around a step --------------------------------------------------------------------------------------------
+
+    def open_grammar_gates(self) -> None:
+        """Let requests go on whose grammar is there; end those whose grammar failed."""
+        ready, failed = self._grammars.poll()
+        for request in ready:
+            request.status = RequestStatus.WAITING
+            self._core.open_gate(self.handles[request.request_id])
+        for request, message in failed:
+            self.finish(request.request_id, RequestStatus.FINISHED_ERROR)
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, message)
+
+    def note_changes(self, plan: _core.PlanColumns) -> None:
+        """Keep vLLM's requests and the workers informed of what happens rarely."""
+        now_s = time.monotonic()
+        self.note_preemptions(plan.retracted, now_s)
+        for request, num_cached_tokens in plan.admitted:
+            self._mirror.admitted(request, num_cached_tokens, now_s)
+        for request in plan.ended:
+            logger.warning("Request %s ends: it fills the whole KV cache alone.", request.request_id)
+            self.forget(request)
+            self._outbox.close(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+    def note_preemptions(self, requests: "list[Request]", now_s: float) -> None:
+        """These lost their KV.
+
+        Args:
+            requests: that wait again.
+            now_s: monotonic clock.
+        """
+        for request in requests:
+            self._mirror.preempted(request, now_s)
+            self._preempted_req_ids.add(request.request_id)
+
+    def take_notices(self) -> tuple[set[str], set[str]]:
+        """Ids of requests that ended and that were preempted since the last call, for the workers."""
+        finished, self._finished_req_ids = self._finished_req_ids, set()
+        preempted, self._preempted_req_ids = self._preempted_req_ids, set()
+        return finished, preempted
