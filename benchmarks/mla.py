@@ -21,10 +21,11 @@ import torch
 
 from benchmarks.latent.cells import LARGE, LONG, SMALL, Cell, cells, geometric_mean
 from benchmarks.latent.peers import PEERS, PeerUnavailableError
-from benchmarks.latent.timing import Inputs, Sweep, time_us
+from benchmarks.latent.timing import Inputs, Sweep
 from benchmarks.report import Bar, MissingFigureError, exit_code, print_outcomes, print_table, write_json
 from tokenspeed_plugin.kernels.autotune import TuningTable, load_tables
 from tokenspeed_plugin.kernels.device import device_key, this_platform
+from tokenspeed_plugin.kernels.graph_timing import time_us
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
 from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
 from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, decode_shape

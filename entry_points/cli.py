@@ -51,21 +51,18 @@ class _SettingAction(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        flag_carrier.record(self.dest.removeprefix("tokenspeed_"), values)
-        setattr(namespace, self.dest, values)
+        self._store(namespace, values)
+
+    def _store(self, namespace: argparse.Namespace, value: Any) -> None:
+        flag_carrier.record(self.dest.removeprefix("tokenspeed_"), value)
+        setattr(namespace, self.dest, value)
 
 
-class _SchedulerAction(argparse.Action):
+class _SchedulerAction(_SettingAction):
     """Records the flag and sets vLLM's own `scheduler_cls`, by which the choice travels to the engine core."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        name, path, given = str(values), scheduler_path(str(values)), getattr(namespace, self.dest, None)
+    def _store(self, namespace: argparse.Namespace, value: Any) -> None:
+        name, path, given = str(value), scheduler_path(str(value)), getattr(namespace, self.dest, None)
         if given not in (None, name, path):
             raise argparse.ArgumentError(self, f"{name!r} and --scheduler-cls {given!r} differ; allowed: one of them")
         flag_carrier.record("scheduler", name)

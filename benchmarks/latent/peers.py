@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.latent.timing import Inputs, time_us
+from benchmarks.latent.timing import Inputs
+from tokenspeed_plugin.kernels.graph_timing import time_us
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
 
 FA3_SPLITS = (0, 32, 132)

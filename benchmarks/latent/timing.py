@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device time of one call, by replays of a CUDA graph of many calls, each on its own part of the KV cache."""
+"""Inputs that rotate over more KV than the L2 cache holds, and the sweep that only reads it."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -14,35 +13,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.latent.cells import Cell
+from tokenspeed_plugin.kernels.graph_timing import GRAPH_CALLS, time_us
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS
 from tokenspeed_plugin.kernels.mla.sm90.library import LibraryUnavailableError, find_nvcc
 
-GRAPH_CALLS = 20
 L2_MULTIPLE = 4
-
-
-def time_us(call: Callable[[int], None], replays: int = 7) -> float:
-    """Median over `replays` of a graph of GRAPH_CALLS calls; `call(i)` launches the i-th."""
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(3):
-            call(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(GRAPH_CALLS):
-            call(i)
-    graph.replay()
-    samples = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
-    return statistics.median(samples)
 
 
 class Inputs:

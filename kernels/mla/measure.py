@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
+from tokenspeed_plugin.kernels.graph_timing import GRAPH_CALLS, time_us
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
-
-CALLS, REPLAYS = 20, 9
 
 
 class NoHopperError(RuntimeError):
@@ -32,7 +30,7 @@ def measure_decode(shape: Mapping[str, int]) -> dict[str, float]:
     heads, queries, page, requests = (shape[n] for n in ("heads", "query_tokens", "page_tokens", "requests"))
     pages = -(-shape["context_tokens"] // page)
     kv_bytes = requests * pages * page * HEAD_DIMS * 2
-    parts = min(CALLS, max(2, 1 + 4 * torch.cuda.get_device_properties(device).L2_cache_size // kv_bytes))
+    parts = min(GRAPH_CALLS, max(2, 1 + 4 * torch.cuda.get_device_properties(device).L2_cache_size // kv_bytes))
     cache = torch.randn(parts * requests * pages, page, HEAD_DIMS, dtype=torch.bfloat16, device=device)
     tables = torch.randperm(parts * requests * pages, dtype=torch.int32, device=device).view(parts, requests, pages)
     seq_lens = torch.full((requests,), shape["context_tokens"], dtype=torch.int32, device=device)
@@ -50,26 +48,4 @@ def measure_decode(shape: Mapping[str, int]) -> dict[str, float]:
     def portable(call: int) -> None:
         mla_decode_triton(q_nope, q_rope, cache, tables[call % parts], seq_lens, scale, max_query_tokens=queries)
 
-    return {"cuda_sm90": _time_us(ours), "triton": _time_us(portable)}
-
-
-def _time_us(call: Callable[[int], None]) -> float:
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            call(i)
-    graph.replay()
-    samples = []
-    for _ in range(REPLAYS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return float(statistics.median(samples))
+    return {"cuda_sm90": time_us(ours), "triton": time_us(portable)}

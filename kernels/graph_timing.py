@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device time of one call, by replays of a CUDA graph of many calls."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+GRAPH_CALLS = 20
+_WARM_CALLS = 3
+
+
+def time_us(call: Callable[[int], None], replays: int = 9) -> float:
+    """Median over `replays` of a graph of GRAPH_CALLS calls, in microseconds per call; `call(i)` launches the i-th."""
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for i in range(_WARM_CALLS):
+            call(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(GRAPH_CALLS):
+            call(i)
+    graph.replay()
+    return float(statistics.median(_replay_us(graph) / GRAPH_CALLS for _ in range(replays)))
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
