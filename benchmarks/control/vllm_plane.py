@@ -13,9 +13,10 @@ import os
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,7 +78,14 @@ def model_config() -> ModelConfig:
     )
 
 
-def _vllm_config(block_tokens: int, max_requests: int, budget_tokens: int, depth: int) -> VllmConfig:
+def _vllm_config(
+    block_tokens: int,
+    max_requests: int,
+    budget_tokens: int,
+    depth: int,
+    settings: Mapping[str, Any],
+    additional_config: Mapping[str, Any],
+) -> VllmConfig:
     scheduler = SchedulerConfig(
         max_num_seqs=max_requests,
         max_num_batched_tokens=max(budget_tokens, max_requests),
@@ -85,11 +93,37 @@ def _vllm_config(block_tokens: int, max_requests: int, budget_tokens: int, depth
         enable_chunked_prefill=True,
         async_scheduling=depth > 1,
         is_encoder_decoder=False,
+        **settings,
     )
     cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True)
-    config = VllmConfig(model_config=model_config(), scheduler_config=scheduler, cache_config=cache)
+    config = VllmConfig(
+        model_config=model_config(),
+        scheduler_config=scheduler,
+        cache_config=cache,
+        additional_config=dict(additional_config),
+    )
     config.scheduler_config.async_scheduling = depth > 1  # the CPU platform switches it off
     return config
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """Return parameters of a request that emits exactly `max_tokens` tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def arriving_request(request_id: str, prompt: list[int], sampling: SamplingParams) -> EngineCoreRequest:
+    """Return a request as the front end hands it to EngineCore."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=sampling,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 @dataclass
@@ -116,7 +150,7 @@ class VllmPlane:
         self.name = scheduler_class
         self.depth = depth
         self.num_preemptions = 0
-        self._engine = _engine(scheduler_class, block_tokens, num_blocks, max_requests, budget_tokens, depth)
+        self._engine = build_engine(scheduler_class, block_tokens, num_blocks, max_requests, budget_tokens, depth)
         self.scheduler = self._engine.scheduler
         self._progress: dict[str, _Progress] = {}
         self._planned: deque[tuple[SchedulerOutput, list[str]]] = deque()
@@ -127,18 +161,8 @@ class VllmPlane:
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> int:
         """Submit a request as EngineCore does on arrival; return the nanoseconds taken."""
         if max_tokens not in self._sampling:
-            self._sampling[max_tokens] = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        arrival = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            mm_features=None,
-            sampling_params=self._sampling[max_tokens],
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+            self._sampling[max_tokens] = greedy(max_tokens)
+        arrival = arriving_request(request_id, prompt, self._sampling[max_tokens])
         self._progress[request_id] = _Progress(len(prompt))
         start = _clock_ns()
         request, wave = engine_core.EngineCore.preprocess_add_request(self._engine, arrival)
@@ -191,16 +215,24 @@ class VllmPlane:
         return UpdateCost(0, update_ns)
 
 
-def _engine(
+def build_engine(
     scheduler_class: str,
     block_tokens: int,
     num_blocks: int,
     max_requests: int,
     budget_tokens: int,
     depth: int,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    additional_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Return what `EngineCore`'s arrival path reads of an engine: scheduler, hasher, managers."""
-    config = _vllm_config(block_tokens, max_requests, budget_tokens, depth)
+    """Return what `EngineCore`'s arrival path reads of an engine: scheduler, hasher, managers.
+
+    Args:
+        scheduler_class: dotted path.
+        settings: further fields of vLLM's `SchedulerConfig`.
+        additional_config: vLLM's setting of that name, where ours may be given, too.
+    """
+    config = _vllm_config(block_tokens, max_requests, budget_tokens, depth, settings, additional_config)
     config.cache_config.num_gpu_blocks = num_blocks + 1  # block 0 is the null block
     spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     kv_config = KVCacheConfig(

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is noted of every turn, and the figures of a run: the same for simulations and for real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.control.steps import percentile
+
+
+class TurnRecord(msgspec.Struct):
+    """One turn; times in seconds since the start of the run. `error` is set when the answer is not whole."""
+
+    session: str
+    turn: int
+    sent_s: float
+    first_s: float
+    last_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = -1
+    """Prompt tokens from the cache; -1 when nobody says."""
+    longest_gap_s: float = 0.0
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        """From the request to its first token."""
+        return self.first_s - self.sent_s
+
+    @property
+    def tps(self) -> float:
+        """Tokens per second that the user saw, from the first token to the last; NaN for answers of one token."""
+        span_s = self.last_s - self.first_s
+        return (self.output_tokens - 1) / span_s if self.output_tokens > 1 and span_s > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Turns that begin in it count, so that neither start nor end of a run weigh in."""
+
+    begin_s: float
+    end_s: float
+
+
+def figures(records: Sequence[TurnRecord], window: Window, target_tps: float, num_gpus: int = 1) -> dict[str, Any]:
+    """Return the figures of a run.
+
+    A turn meets the target when its user got at least `target_tps` tokens per second from first to last token. Goodput
+    counts the output of such turns alone. `tps_p5` is the rate that 95% of turns reach or exceed.
+    """
+    counted = [record for record in records if window.begin_s <= record.sent_s < window.end_s]
+    whole = [record for record in counted if not record.error]
+    rated = [record for record in whole if not np.isnan(record.tps)]
+    rates = [record.tps for record in rated]
+    seconds = window.end_s - window.begin_s
+    # Output is counted where it appears, so that long answers do not fall out of the window at its end.
+    output = sum(_output_inside(record, window) for record in records)
+    good = sum(_output_inside(record, window) for record in records if not record.error and record.tps >= target_tps)
+    known = [record for record in whole if record.cached_tokens >= 0]
+    prompts = sum(record.prompt_tokens for record in known)
+    return {
+        "turns": len(counted),
+        "failed": len(counted) - len(whole),
+        **_spread("ttft_ms", [record.ttft_s * 1e3 for record in whole]),
+        **_spread("tpot_ms", [1e3 / rate for rate in rates]),
+        **_spread("longest_gap_ms", [record.longest_gap_s * 1e3 for record in rated]),
+        "tps_p50": percentile(rates, 50),
+        "tps_p5": percentile(rates, 5),
+        "tps_p1": percentile(rates, 1),
+        "met_share": sum(rate >= target_tps for rate in rates) / len(rates) if rates else float("nan"),
+        "tokens_per_s_per_gpu": output / seconds / num_gpus,
+        "goodput_per_gpu": good / seconds / num_gpus,
+        "hit_rate": sum(record.cached_tokens for record in known) / prompts if prompts else float("nan"),
+    }
+
+
+def _output_inside(record: TurnRecord, window: Window) -> float:
+    """Return the output tokens of a turn that fall into the window, as if they came evenly."""
+    span_s = record.last_s - record.first_s
+    if span_s <= 0:
+        return float(record.output_tokens) if window.begin_s <= record.last_s < window.end_s else 0.0
+    inside_s = min(record.last_s, window.end_s) - max(record.first_s, window.begin_s)
+    return record.output_tokens * max(0.0, inside_s) / span_s
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_p{q}": percentile(values, q) for q in (50, 95, 99)}
+
+
+def write_records(path: Path, run: dict[str, Any], records: Iterable[TurnRecord]) -> None:
+    """Write JSON lines: what was run, then a line per turn."""
+    with path.open("wb") as file:
+        file.write(msgspec.json.encode({"run": run}) + b"\n")
+        for record in records:
+            file.write(msgspec.json.encode(record) + b"\n")
+
+
+def read_records(path: Path) -> tuple[dict[str, Any], list[TurnRecord]]:
+    """Read what `write_records` or a replay wrote; raises ValueError naming file and line."""
+    run: dict[str, Any] = {}
+    records: list[TurnRecord] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                if number == 1:
+                    run = msgspec.json.decode(line, type=dict[str, dict[str, Any]])["run"]
+                else:
+                    records.append(msgspec.json.decode(line, type=TurnRecord))
+            except (msgspec.DecodeError, KeyError) as error:
+                raise ValueError(f"{path}, line {number}: {error}; needed: a line that this benchmark wrote") from error
+    if not run:
+        raise ValueError(f"{path}: empty; needed: a file that this benchmark wrote")
+    return run, records

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a step takes on a GPU machine: a model that stands in for the GPU, from a data file of measurements.
+
+A step costs CPU time of the engine's one thread (scheduling, launching, taking results in) and time of the device. They
+overlap with asynchronous scheduling; `SimulatedEngine` plays the order in which they follow each other.
+
+``device = fixed + rows * row + context of decodes * context + prefill tokens * prefill + pairs * pair``, where pairs
+counts (token, token it attends to) of the prompts in the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+H200_DENSE_1B = Path(__file__).with_name("h200_dense_1b.json")
+
+
+class StepModelError(ValueError):
+    """A data file that does not describe a step model; names file, place and what is needed."""
+
+
+class StepShape(NamedTuple):
+    """What a step computes, as far as its time depends on it."""
+
+    num_decodes: int
+    context_tokens: int
+    """KV tokens that the decodes read."""
+    prefill_tokens: int
+    prefill_pairs: int
+
+
+class _SchedulerCost(msgspec.Struct, forbid_unknown_fields=True):
+    rows: list[float]
+    schedule: list[float]
+    update: list[float]
+
+
+class _HostCost(msgspec.Struct, forbid_unknown_fields=True):
+    rows: list[float]
+    runner: list[float]
+    other: list[float]
+    mixed: float = 0.0
+    """Added to a step that holds prompts: it runs without full CUDA graphs."""
+
+
+class _DeviceCost(msgspec.Struct, forbid_unknown_fields=True):
+    fixed_ms: float
+    row_us: float
+    context_us: float
+    prefill_us: float
+    pair_us: float
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    kv_bytes_per_token: int
+    scheduler_ms: dict[str, _SchedulerCost]
+    host_ms: _HostCost
+    device: _DeviceCost
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """CPU milliseconds of the engine's thread for one step."""
+
+    schedule_ms: float
+    runner_ms: float
+    update_ms: float
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """Times of one system's steps.
+
+    Args:
+        system: ``stock`` or ``ours``, whose scheduler's CPU time counts.
+        device_factor: multiplies the device's time, to see what a wrong model or another GPU does.
+    """
+
+    data: _File
+    system: str
+    device_factor: float = 1.0
+
+    @classmethod
+    def load(cls, path: Path, system: str) -> StepTimeModel:
+        """Read a data file. Raises StepModelError for one that is malformed or does not know `system`."""
+        try:
+            data = msgspec.json.decode(path.read_bytes(), type=_File)
+        except (OSError, msgspec.DecodeError) as error:
+            raise StepModelError(f"{path}: {error}; needed: a step model as in {H200_DENSE_1B.name}") from error
+        if system not in data.scheduler_ms:
+            raise StepModelError(f"{path}: no scheduler_ms for {system!r}; allowed: {sorted(data.scheduler_ms)}")
+        return cls(data, system)
+
+    def scaled(self, factor: float) -> StepTimeModel:
+        """Return the model of a device that takes `factor` times as long."""
+        return replace(self, device_factor=factor)
+
+    def host(self, step: StepShape) -> HostTimes:
+        """Return the CPU times of a step."""
+        rows = step.num_decodes + (1 if step.prefill_tokens else 0)
+        scheduler, host = self.data.scheduler_ms[self.system], self.data.host_ms
+        mixed = host.mixed if step.prefill_tokens else 0.0
+        return HostTimes(
+            _interpolated(rows, scheduler.rows, scheduler.schedule),
+            _interpolated(rows, host.rows, host.runner) + mixed,
+            _interpolated(rows, scheduler.rows, scheduler.update) + _interpolated(rows, host.rows, host.other),
+        )
+
+    def device_ms(self, step: StepShape) -> float:
+        """Return the device's time of a step."""
+        device = self.data.device
+        work_us = (
+            step.num_decodes * device.row_us
+            + step.context_tokens * device.context_us
+            + step.prefill_tokens * device.prefill_us
+            + step.prefill_pairs * device.pair_us
+        )
+        return (device.fixed_ms + work_us / 1e3) * self.device_factor
+
+    def steady_ms(self, step: StepShape) -> float:
+        """Return the time from step to step when steps like this follow each other, host and device overlapping."""
+        host = self.host(step)
+        return max(self.device_ms(step), host.schedule_ms + host.runner_ms + host.update_ms)
+
+
+def _interpolated(rows: float, known_rows: list[float], values: list[float]) -> float:
+    """Return the value at `rows`: linear between known points and on beyond the last, constant before the first."""
+    if len(known_rows) > 1 and rows > known_rows[-1]:
+        slope = (values[-1] - values[-2]) / (known_rows[-1] - known_rows[-2])
+        return values[-1] + slope * (rows - known_rows[-1])
+    return float(np.interp(rows, known_rows, values))

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions on a virtual clock: closed loop, whole answers, times that add up; figures; the step-time model."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.agentic.bound import upper_bound
+from benchmarks.agentic.records import TurnRecord, Window, figures, read_records, write_records
+from benchmarks.agentic.shaping import Shape, shaped, synthetic
+from benchmarks.agentic.simulate import _bars
+from benchmarks.agentic.step_time import H200_DENSE_1B, StepModelError, StepShape, StepTimeModel
+from benchmarks.agentic.sweep import Point, PointResult, Tuning, best, stock_tunings
+from benchmarks.control.systems import load_factory
+
+TRACE = shaped(synthetic(5, seed=4, num_turns=4), Shape(rate=10.0))
+
+
+def simulate(system, trace=TRACE, seconds=30.0, **settings):
+    load_factory("ours")
+    from benchmarks.agentic.simulated_engine import EngineSettings
+    from benchmarks.agentic.simulation import Simulation, SimulationOptions
+
+    engine = EngineSettings(system, **{"num_blocks": 2000, **settings})
+    times = StepTimeModel.load(H200_DENSE_1B, system)
+    return Simulation(trace, engine, times, SimulationOptions(seconds, warm_s=0.0)).run()
+
+
+@pytest.mark.parametrize("system", ["stock", "ours"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_turn_comes_after_its_wait_and_whole(system, depth):
+    result = simulate(system, depth=depth)
+    by_turn = {(record.session, record.turn): record for record in result.records}
+    assert len(by_turn) == TRACE.num_turns
+    for session in TRACE.sessions:
+        for number, turn in enumerate(session.turns):
+            record = by_turn[session.name, number]
+            assert record.output_tokens == turn.output_tokens
+            assert record.sent_s < record.first_s <= record.last_s
+            assert record.cached_tokens > 0
+            if number:
+                assert record.sent_s == by_turn[session.name, number - 1].last_s + turn.gap_s
+    assert result.figures()["unfinished"] == 0
+
+
+@pytest.mark.parametrize("system", ["stock", "ours"])
+def test_a_pool_that_is_too_small_preempts_and_everybody_still_ends(system):
+    trace = shaped(synthetic(8, seed=5, num_turns=1), Shape(rate=10.0, output_length=4.0))
+    result = simulate(system, trace, seconds=120.0, num_blocks=190)
+    assert result.figures()["preemptions"] > 0
+    outputs = {session.name: session.turns[0].output_tokens for session in trace.sessions}
+    assert {record.session: record.output_tokens for record in result.records} == outputs
+
+
+def test_the_clock_runs_by_the_model():
+    single = shaped(synthetic(1, num_turns=1), Shape())
+    fast, slow = simulate("ours", single), simulate("ours", single, depth=1)
+    times = StepTimeModel.load(H200_DENSE_1B, "ours")
+    record = fast.records[0]
+    decode = StepShape(1, record.prompt_tokens + record.output_tokens // 2, 0, 0)
+    per_token_ms = (record.last_s - record.first_s) * 1e3 / (record.output_tokens - 1)
+    assert per_token_ms == pytest.approx(times.steady_ms(decode), rel=0.02)
+    host = times.host(decode)
+    in_turn_ms = times.device_ms(decode) + host.schedule_ms + host.runner_ms + host.update_ms
+    slow_record = slow.records[0]
+    slow_ms = (slow_record.last_s - slow_record.first_s) * 1e3 / (slow_record.output_tokens - 1)
+    assert slow_ms == pytest.approx(in_turn_ms, rel=0.02)
+
+
+def test_host_costs_follow_the_table():
+    times = StepTimeModel.load(H200_DENSE_1B, "stock")
+    assert times.host(StepShape(256, 0, 0, 0)).schedule_ms == 4.11
+    assert times.host(StepShape(1, 0, 0, 0)).schedule_ms == 0.35
+    assert times.host(StepShape(384, 0, 0, 0)).update_ms == pytest.approx((2.38 + 3.42) / 2 + 0.4)
+    assert times.host(StepShape(1024, 0, 0, 0)).schedule_ms == pytest.approx(5.57 + 2 * (5.57 - 4.11))
+    assert times.scaled(2.0).device_ms(StepShape(8, 100, 5, 9)) == 2 * times.device_ms(StepShape(8, 100, 5, 9))
+
+
+def test_a_step_model_that_is_malformed_is_named(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(H200_DENSE_1B.read_text()), "device": {"fixed_ms": "fast"}}))
+    with pytest.raises(StepModelError, match=r"model.json: .*float.*device.fixed_ms"):
+        StepTimeModel.load(path, "ours")
+    with pytest.raises(StepModelError, match=r"no scheduler_ms for 'other'; allowed: \['ours', 'stock'\]"):
+        StepTimeModel.load(H200_DENSE_1B, "other")
+
+
+def test_no_simulation_beats_the_bound():
+    trace = shaped(synthetic(120, seed=6, num_turns=2), Shape(rate=1000.0, ramp_s=0.1, num_sessions=120))
+    result = simulate("ours", trace, num_blocks=20_000, budget_tokens=1024)
+    assert len(result.records) == trace.num_turns
+    decoding_s = sum(record.last_s - record.first_s for record in result.records)
+    rate = sum(record.output_tokens - 1 for record in result.records) / decoding_s
+    bound = upper_bound(trace, StepTimeModel.load(H200_DENSE_1B, "ours"), rate)
+    assert bound.tokens_per_s / 2 < result.figures()["tokens_per_s_per_gpu"] <= bound.tokens_per_s
+    assert 0 < bound.prefill_share < 1
+
+
+def record(session, sent, first, last, tokens, **more):
+    return TurnRecord(session, 0, sent, first, last, 100, tokens, **more)
+
+
+def test_goodput_counts_turns_at_the_target_alone():
+    records = [
+        record("fast", 0.0, 1.0, 2.0, 101, cached_tokens=50),  # 100 tokens/s
+        record("slow", 0.0, 1.0, 3.0, 101, cached_tokens=0),  # 50
+        record("early", -5.0, -4.0, -3.0, 101),
+        record("broken", 0.5, 1.0, 2.0, 11, error="status 500"),
+        record("one token", 0.5, 1.0, 1.0, 1),
+    ]
+    result = figures(records, Window(0.0, 4.0), target_tps=70.0, num_gpus=2)
+    assert (result["turns"], result["failed"]) == (4, 1)
+    assert result["goodput_per_gpu"] == pytest.approx(101 / 4 / 2)
+    assert result["met_share"] == 0.5
+    assert result["hit_rate"] == 0.25
+    assert result["ttft_ms_p50"] == 1000.0
+    assert result["tpot_ms_p50"] == pytest.approx((10.0 + 20.0) / 2)
+    assert math.isnan(figures([], Window(0.0, 1.0), 70.0)["tps_p50"])
+
+
+def test_records_survive_a_file_and_a_bad_line_is_named(tmp_path):
+    path = tmp_path / "turns.jsonl"
+    written = [record("a", 0.0, 1.0, 2.0, 5), record("b", 0.0, 1.0, 2.0, 5, error="gone")]
+    write_records(path, {"system": "ours"}, written)
+    assert read_records(path) == ({"system": "ours"}, written)
+    path.write_bytes(path.read_bytes() + b'{"session": 3}\n')
+    with pytest.raises(ValueError, match=r"turns.jsonl, line 4: .*session"):
+        read_records(path)
+
+
+def result_of(system, load, rate, goodput, tpot=10.0):
+    point = Point(Tuning(system), load)
+    return PointResult(point, {"tps_p5": rate, "goodput_per_gpu": goodput, "tpot_ms_p99": tpot}, [], Window(0, 1))
+
+
+def test_the_best_point_keeps_the_target():
+    results = [result_of("stock", 10, 90, 100), result_of("stock", 20, 71, 180), result_of("stock", 30, 60, 250)]
+    assert best(results, "stock", 70.0) is results[1]
+    assert best(results, "ours", 70.0) is None
+
+
+def test_bars_compare_at_the_same_load_and_miss_without_a_point():
+    trace_bound = upper_bound(TRACE, StepTimeModel.load(H200_DENSE_1B, "ours"), 70.0)
+    results = [
+        result_of("stock", 20, 71, 100, tpot=14.0),
+        result_of("stock", 30, 50, 50, tpot=40.0),
+        result_of("ours", 30, 71, 150, tpot=14.0),
+    ]
+    chosen = {"stock": results[0], "ours": results[2]}
+    goodput, _, tpot = _bars(results, chosen, trace_bound, 70.0)
+    assert (goodput.measured, goodput.met) == (1.5, True)
+    assert (tpot.measured, tpot.met) == (14.0 / 40.0, True)
+    unmet = _bars(results, {"stock": None, "ours": results[2]}, trace_bound, 70.0)
+    assert not unmet[0].met
+
+
+def test_stock_is_tuned_by_every_setting():
+    tunings = stock_tunings((256, 512), (64,), (0, 256))
+    assert [t.name for t in tunings] == [
+        "stock: tokens 256, seqs 64",
+        "stock: tokens 512, seqs 64",
+        "stock: tokens 512, seqs 64, long 256",
+    ]
