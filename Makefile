@@ -27,7 +27,7 @@ CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' 
 BUILD_INPUTS = pyproject.toml CMakeLists.txt tokenspeed_plugin/__init__.py $(wildcard cmake/*) $(CPP_SOURCES) \
   kv_flat/csrc/CMakeLists.txt scheduler_fsm/csrc/CMakeLists.txt
 
-.PHONY: help environment build demo test lint format cpp-test sanitize py-test py-test-033 gemma host-033 clean
+.PHONY: help environment build demo bench test lint format cpp-test sanitize py-test py-test-033 gemma host-033 clean
 .DELETE_ON_ERROR:
 
 help:  ## List the targets
@@ -75,6 +75,10 @@ $(CATCH2)/catch2/install/include/catch2/catch.hpp: requirements/cpp-tests.lock |
 
 demo: build gemma  ## Serve Gemma 3 270M with --scheduler tokenspeed, ask it things, stop
 	$(PY) -m demo.serve_demo --model $(GEMMA) --scheduler $(SCHEDULER)
+
+bench: build  ## A small agentic replay against stock vLLM and ours on CPU, side by side (a tiny real model)
+	$(PY) -m benchmarks.agentic bench --device cpu --tiny --one-by-one --loads 6 --seconds 0 --warm 0 --most-turns 4 \
+	  --length 0.2 --output-length 0.3 --rate 10 --max-num-seqs 16 --max-model-len 2048 --target 20
 
 test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 
@@ -126,3 +128,27 @@ def write_json(path: str | None, figures: dict[str, Any], outcomes: Sequence[Out
         return
     document = {"machine": machine(), **figures, "bars": [asdict(outcome) for outcome in outcomes]}
     Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
+
+class Progress:
+    """A progress bar on standard error; nothing where that is no terminal or it is not `shown`."""
+
+    def __init__(self, what: str, total: int, shown: bool = True) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = RichProgress(*columns, console=Console(stderr=True), disable=not shown)
+        self._what = what
+        self._total = total
+
+    def __enter__(self) -> Progress:
+        """Show the bar."""
+        self._bar.start()
+        self._task = self._bar.add_task(self._what, total=self._total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave it standing."""
+        self._bar.stop()
+
+    def advance(self, text: str) -> None:
+        """Count one and say `text` beside the bar."""
+        self._bar.update(self._task, advance=1, description=f"{self._what}: {text}")

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agentic traffic: ``python -m benchmarks.agentic {simulate,replay,report} --help``."""
+"""Agentic traffic: ``python -m benchmarks.agentic {simulate,replay,bench,report} --help``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from benchmarks.agentic import simulate
+from benchmarks.agentic import bench, replay, report, simulate
 from benchmarks.agentic.loaders import TraceError
+from benchmarks.agentic.records import RecordError
 from benchmarks.agentic.step_time import StepModelError
 
 _PARTS = {
     "simulate": (simulate, "real schedulers on a step-time model, tuning by tuning, against the bound"),
+    "replay": (replay, "a trace against a server with OpenAI's completions over HTTP"),
+    "bench": (bench, "stock and ours, each behind `vllm serve`, under the same replays"),
+    "report": (report, "pictures and one HTML page of what simulate, replay and bench wrote"),
 }
 
 
@@ -24,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _PARTS[options.part][0].run(options)
-    except (TraceError, StepModelError) as error:
+    except (TraceError, StepModelError, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -6,15 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from benchmarks.agentic.server_metrics import MetricSample
 from benchmarks.control.steps import percentile
 
 
-class TurnRecord(msgspec.Struct):
+class RecordError(ValueError):
+    """A file of results that cannot be read; names file, line and what is needed."""
+
+
+CUT = "the run ended"
+"""Error of a turn that was under way when a run ended; what it had until then counts."""
+
+
+class TurnRecord(msgspec.Struct, tag="turn", tag_field="kind"):
     """One turn; times in seconds since the start of the run. `error` is set when the answer is not whole."""
 
     session: str
@@ -56,13 +65,15 @@ def figures(records: Sequence[TurnRecord], window: Window, target_tps: float, nu
     counts the output of such turns alone. `tps_p5` is the rate that 95% of turns reach or exceed.
     """
     counted = [record for record in records if window.begin_s <= record.sent_s < window.end_s]
-    whole = [record for record in counted if not record.error]
+    whole = [record for record in counted if record.error in ("", CUT)]
     rated = [record for record in whole if not np.isnan(record.tps)]
     rates = [record.tps for record in rated]
     seconds = window.end_s - window.begin_s
     # Output is counted where it appears, so that long answers do not fall out of the window at its end.
     output = sum(_output_inside(record, window) for record in records)
-    good = sum(_output_inside(record, window) for record in records if not record.error and record.tps >= target_tps)
+    good = sum(
+        _output_inside(record, window) for record in records if record.error in ("", CUT) and record.tps >= target_tps
+    )
     known = [record for record in whole if record.cached_tokens >= 0]
     prompts = sum(record.prompt_tokens for record in known)
     return {
@@ -94,27 +105,66 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_p{q}": percentile(values, q) for q in (50, 95, 99)}
 
 
+class RecordFile:
+    """JSON lines: what was run, then turns and samples as they come. Every line is flushed, so a crash keeps the rest."""
+
+    def __init__(self, path: Path | None, run: dict[str, Any]) -> None:
+        self._file = path.open("wb") if path is not None else None
+        self._write({"run": run})
+
+    def add(self, record: TurnRecord | MetricSample) -> None:
+        """Write a line."""
+        self._write(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, item: Any) -> None:
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(item) + b"\n")
+            self._file.flush()
+
+
 def write_records(path: Path, run: dict[str, Any], records: Iterable[TurnRecord]) -> None:
-    """Write JSON lines: what was run, then a line per turn."""
-    with path.open("wb") as file:
-        file.write(msgspec.json.encode({"run": run}) + b"\n")
-        for record in records:
-            file.write(msgspec.json.encode(record) + b"\n")
+    """Write a whole run."""
+    file = RecordFile(path, run)
+    for record in records:
+        file.add(record)
+    file.close()
 
 
-def read_records(path: Path) -> tuple[dict[str, Any], list[TurnRecord]]:
-    """Read what `write_records` or a replay wrote; raises ValueError naming file and line."""
+class Recorded(NamedTuple):
+    """What a file holds."""
+
+    run: dict[str, Any]
+    records: list[TurnRecord]
+    samples: list[MetricSample]
+
+
+def read_records(path: Path) -> Recorded:
+    """Read what a simulation or a replay wrote. Raises RecordError naming file, line and what is wrong."""
     run: dict[str, Any] = {}
     records: list[TurnRecord] = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                if number == 1:
-                    run = msgspec.json.decode(line, type=dict[str, dict[str, Any]])["run"]
-                else:
-                    records.append(msgspec.json.decode(line, type=TurnRecord))
-            except (msgspec.DecodeError, KeyError) as error:
-                raise ValueError(f"{path}, line {number}: {error}; needed: a line that this benchmark wrote") from error
+    samples: list[MetricSample] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RecordError(f"{path}: {error}; needed: a file that simulate or replay wrote") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            if number == 1:
+                run = msgspec.json.decode(line, type=dict[str, dict[str, Any]])["run"]
+                continue
+            item = msgspec.json.decode(line, type=TurnRecord | MetricSample)
+        except (msgspec.DecodeError, KeyError) as error:
+            text = line[:80].decode(errors="replace")
+            raise RecordError(f"{path}, line {number}: {error}: {text!r}; needed: a line of this benchmark") from error
+        if isinstance(item, TurnRecord):
+            records.append(item)
+        else:
+            samples.append(item)
     if not run:
-        raise ValueError(f"{path}: empty; needed: a file that this benchmark wrote")
-    return run, records
+        raise RecordError(f"{path}: empty; needed: a file that simulate or replay wrote")
+    return Recorded(run, records, samples)

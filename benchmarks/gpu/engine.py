@@ -25,6 +25,8 @@ class EngineOptions:
     """Weights that make the output depend on the whole context; vLLM's own dummy weights do not."""
     max_requests: int = 512
     max_model_tokens: int = 2048
+    serve_flags: tuple[str, ...] = ()
+    """Further flags of `vllm serve`; the last of two wins."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as a JSON object."""

@@ -48,11 +48,16 @@ def server(options: EngineOptions, folder: Path, timeout_s: float) -> Iterator[t
         command += ["--scheduler", "tokenspeed"]
     if options.device == "cpu":
         command += ["--enforce-eager"]
+    command += options.serve_flags
     environment = {**worker_environment(), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment["VLLM_CACHE_ROOT"] = str(folder / f"cache-{options.system}")
     if options.system == "stock":
         environment["VLLM_PLUGINS"] = ""
-    log_file = folder / f"{Path(options.model_folder).name}-{options.system}-server.log"
+    if options.device == "cpu":
+        environment.setdefault("VLLM_TARGET_DEVICE", "cpu")
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    log_file = folder / f"{Path(options.model_folder).name}-{options.system}-server-{port}.log"
     with log_file.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=import_folder())
     try:
