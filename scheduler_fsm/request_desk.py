@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import RequestStatus
 from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
+from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 
 logger = named_logger(__name__)
-
-_NO_SESSIONS = "streaming-input sessions are not supported by the tokenspeed scheduler; start vLLM with `--scheduler vllm` for them"
 
 
 class RequestDesk:
@@ -38,6 +37,7 @@ class RequestDesk:
         self._grammars = grammars
         self._mirror = mirror
         self._outbox = outbox
+        self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
@@ -55,8 +55,8 @@ class RequestDesk:
             ValueError: its id is in use.
         """
         req_id = request.request_id
-        if request.resumable:
-            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_SESSIONS)
+        if self.sessions.owns(req_id):
+            self.sessions.take(self.requests.get(req_id), request)
             return
         if req_id in self.requests:
             msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
@@ -67,6 +67,8 @@ class RequestDesk:
             self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
             return
         self.requests[req_id] = request
+        if request.resumable:
+            self.sessions.open(request)
         if request.structured_output_request is not None:
             self._grammars.hold(request)
         self._mirror.queued(request)
@@ -86,6 +88,7 @@ class RequestDesk:
             ready=not has_grammar,
             is_plain=request_import.is_plain(request),
             has_grammar=has_grammar,
+            is_session=request.resumable,
         )
 
     def finish(self, request_ids: str | Iterable[str] | None, status: RequestStatus) -> "list[Request]":
@@ -98,6 +101,10 @@ class RequestDesk:
             request_ids = list(self.requests)
         elif isinstance(request_ids, str):
             request_ids = [request_ids]
+        else:
+            request_ids = list(request_ids)
+        for req_id in request_ids:
+            self.sessions.abandon(req_id)
         ended = [self.requests[req_id] for req_id in dict.fromkeys(request_ids) if req_id in self.requests]
         for request in ended:
             self._core.finish(self.handles[request.request_id], outcomes.REASON[status])
@@ -109,6 +116,7 @@ class RequestDesk:
         """Drop what is kept of a request that ended, and tell workers and clients."""
         req_id = request.request_id
         del self.requests[req_id]
+        self.sessions.close(request)
         self._core.release(self.handles.pop(req_id))
         self._grammars.drop(req_id)
         self._finished_req_ids.add(req_id)

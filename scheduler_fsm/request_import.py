@@ -86,7 +86,6 @@ def is_plain(request: "Request") -> bool:
         and params.prompt_logprobs is None
         and request.structured_output_request is None
         and not request.trace_headers
-        and not request.resumable
     )
 
 

@@ -40,9 +40,28 @@ class RequestMirror:
         if self._log_stats:
             request.record_event(EngineCoreEventType.SCHEDULED, now_s)
 
+    def fed(self, session: "Request", chunk: "Request", token_ids: list[int]) -> None:
+        """A session goes on with new input.
+
+        Args:
+            session: the request that lives on.
+            chunk: the request that brought the input.
+            token_ids: the whole prompt of the turn. Workers may keep the list, so it is a new one each time.
+        """
+        session.status = RequestStatus.WAITING
+        session.prompt_token_ids = token_ids
+        session.num_prompt_tokens = len(token_ids)
+        session._all_token_ids[:] = token_ids
+        session._output_token_ids.clear()
+        session.sampling_params = chunk.sampling_params
+        session.max_tokens = chunk.max_tokens
+        session.arrival_time = chunk.arrival_time
+        self.queued(session)
+
     def preempted(self, request: "Request", now_s: float) -> None:
         """Its KV was taken; it waits again."""
-        request.status = RequestStatus.PREEMPTED
+        if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+            request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         if self._log_stats:
             request.record_event(EngineCoreEventType.PREEMPTED, now_s)

@@ -156,7 +156,7 @@ class TokenSpeedScheduler(SchedulerInterface):
                 outputs, special, drafts = delivered
                 for request, output in self._rows.build(special, model_runner_output):
                     outputs.setdefault(request.client_index, []).append(output)
-                    if output.finish_reason is not None:
+                    if output.finish_reason is not None and not self._desk.sessions.next_turn(request):
                         self._desk.forget(request)
         self._events.publish(self._core)
         by_client = self._outbox.collect(outputs)
@@ -189,7 +189,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             return 0
         if self._pause_state == PauseState.PAUSED_NEW:
             return self._core.num_running
-        return self._core.num_running + self._core.num_waiting
+        return self._core.num_running + self._core.num_waiting - self._core.num_awaiting_input
 
     def has_finished_requests(self) -> bool:
         """Whether workers or clients are still to be told that a request ended."""

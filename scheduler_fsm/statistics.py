@@ -36,11 +36,11 @@ class Statistics:
             num_invalid_drafts: by request, drafts that a grammar ruled out before they were verified.
         """
         core = self._core
-        num_parked = core.num_parked
+        num_skipped = core.num_skipped
         return SchedulerStats(
             num_running_reqs=core.num_running,
-            num_waiting_reqs=core.num_waiting - num_parked,
-            num_skipped_waiting_reqs=num_parked,
+            num_waiting_reqs=core.num_waiting - num_skipped,
+            num_skipped_waiting_reqs=num_skipped,
             kv_cache_usage=core.kv_usage,
             prefix_cache_stats=self._prefix_cache(),
             cudagraph_stats=cudagraph_stats,

@@ -37,7 +37,7 @@ std::uint32_t num_gained_blocks(const Request& request, const kv_flat::BlockPool
 bool Admission::has_slot() const {
     const SchedulerConfig& config = step_.engine.config;
     const std::uint32_t most = config.max_num_active_seqs > 0 ? config.max_num_active_seqs : config.max_num_seqs;
-    return step_.engine.slots.num_free() > 0 && step_.engine.num_running() < most;
+    return step_.engine.has_slot() && step_.engine.num_running() < most;
 }
 
 bool Admission::is_open() const {
@@ -102,7 +102,7 @@ void Admission::remember_failure(Request& request, const kv_flat::Match& match, 
 bool Admission::try_start(Request& request) {
     EngineState& engine = step_.engine;
     if (!may_try(request)) return false;
-    if (!engine.adapters.admits(request.adapter)) {
+    if (!idle_.free_adapter(request.adapter)) {
         pass_over(request);
         return false;
     }
@@ -112,22 +112,35 @@ bool Admission::try_start(Request& request) {
         plan_.ended.push_back(&request);
         return false;
     }
-    const std::uint32_t limit = free_block_limit(request);
+    if (start_if_it_fits(request)) return true;
+    pass_over(request);
+    return false;
+}
+
+bool Admission::start_if_it_fits(Request& request) {
+    EngineState& engine = step_.engine;
+    std::uint32_t limit = free_block_limit(request);
     // With the pool to itself it starts in any case: its chunks shrink to what fits.
-    const bool is_alone = engine.num_running() == 0 && engine.kv.pool().num_in_use() == 0;
-    if (is_alone || answer_may_differ(request, limit)) {
+    const auto is_alone = [&] { return engine.num_running() == 0 && engine.kv.pool().num_in_use() == 0; };
+    const std::uint32_t most = limit + idle_.num_blocks();
+    const bool may_be_alone = engine.num_running() == 0 && (is_alone() || !engine.idle.empty());
+    if (!may_be_alone && !answer_may_differ(request, most)) return false;
+    while (true) {
         const kv_flat::Match match = probe(request);
         const std::uint32_t first_chunk = std::min(request.num_known_tokens(), match.num_tokens + step_.token_budget);
         const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
         const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
-        if (needed <= limit || is_alone) {
+        if (needed <= limit || is_alone()) {
+            idle_.free_slot();
             start(request, match);
             return true;
         }
-        remember_failure(request, match, needed);
+        if ((needed > most && !may_be_alone) || !idle_.retract_one()) {
+            remember_failure(request, match, needed);
+            return false;
+        }
+        limit = free_block_limit(request);
     }
-    pass_over(request);
-    return false;
 }
 
 void Admission::pass_over(Request& request) {
@@ -186,14 +199,17 @@ void Admission::displace() {
 
     bool slot = has_slot();
     std::uint32_t limit = free_block_limit(urgent);
+    less_urgent.insert(less_urgent.begin(), engine.idle.begin(), engine.idle.end());
     if (slot && !answer_may_differ(urgent, limit + engine.kv.pool().num_in_use())) return;
     const kv_flat::Match match = probe(urgent);
     const std::uint32_t needed = engine.kv.blocks_to_open(match, urgent.num_known_tokens());
     std::vector<Request*> victims;
     for (Request* request : less_urgent) {
         if (slot && needed <= limit) break;
+        // An idle session does not run: it makes room in memory only.
+        if (request->is_idle() && needed <= limit) continue;
         victims.push_back(request);
-        slot = true;
+        slot = slot || !request->is_idle();
         limit += num_gained_blocks(*request, engine.kv.pool(), match);
     }
     if (!slot || needed > limit) return;

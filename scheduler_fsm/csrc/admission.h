@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "scheduler_fsm/csrc/idle_sessions.h"
 #include "scheduler_fsm/csrc/step_builder.h"
 
 namespace tokenspeed::scheduler_fsm {
@@ -12,7 +13,7 @@ namespace tokenspeed::scheduler_fsm {
 /// may have changed.
 class Admission {
   public:
-    Admission(StepBuilder& step, ExecutionPlan& plan) noexcept : step_(step), plan_(plan) {}
+    Admission(StepBuilder& step, ExecutionPlan& plan) noexcept : step_(step), plan_(plan), idle_(step) {}
 
     /// Retracts strictly less urgent requests when, and only when, that lets the most urgent waiting request start.
     void displace();
@@ -35,12 +36,14 @@ class Admission {
     [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
     [[nodiscard]] kv_flat::Match probe(const Request& request);
     [[nodiscard]] bool has_slot() const;
+    [[nodiscard]] bool start_if_it_fits(Request& request);
     void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
     void start(Request& request, const kv_flat::Match& match);
     void count_cache_use(const Request& request, std::uint32_t num_hit_tokens);
 
     StepBuilder& step_;
     ExecutionPlan& plan_;
+    IdleSessions idle_;
     std::vector<Request*> passed_over_;
     std::uint32_t num_started_after_first_pass_over_ = 0;
     bool closed_for_all_ = false;

@@ -22,6 +22,9 @@ void EngineState::dequeue(Request& request) {
     } else if (std::holds_alternative<Decoding>(request.state)) {
         decoding.erase(request);
         adapters.remove(request.adapter);
+    } else if (request.is_idle()) {
+        std::erase(idle, &request);
+        adapters.remove(request.adapter);
     } else if (!waiting.erase(request)) {
         --num_parked;
     }
@@ -50,10 +53,37 @@ void EngineState::start_decoding(Request& request) {
     decoding.insert(request);
 }
 
+void EngineState::end_turn(Request& request) {
+    // A retracted one is parked already: its steps were in flight until now.
+    if (auto* state = std::get_if<Decoding>(&request.state)) {
+        decoding.erase(request);
+        request.state = scheduler_fsm::end_turn(std::move(*state));
+        idle.push_back(&request);
+    }
+    request.close_turn();
+    ++num_awaiting_input;
+}
+
+void EngineState::start_turn(Request& request, TurnInput input, OrderKey order) {
+    request.lane_key = prefilled_tokens + input.tokens.size();
+    request.open_turn(std::move(input), order);
+    --num_awaiting_input;
+    if (auto* state = std::get_if<Idle>(&request.state)) {
+        std::erase(idle, &request);
+        request.state = scheduler_fsm::start_turn(std::move(*state));
+        prefilling.insert(request);
+    } else {
+        --num_parked;
+        enqueue(request);
+    }
+}
+
 void EngineState::retract(Request& request) {
     dequeue(request);
     if (auto* prefilling_state = std::get_if<Prefilling>(&request.state)) {
         request.state = scheduler_fsm::retract(std::move(*prefilling_state));
+    } else if (auto* idle_state = std::get_if<Idle>(&request.state)) {
+        request.state = scheduler_fsm::retract(std::move(*idle_state));
     } else {
         request.state = scheduler_fsm::retract(std::get<Decoding>(std::move(request.state)));
     }
@@ -75,6 +105,7 @@ void EngineState::finish(Request& request, FinishReason why) {
         kv.publish(*sequence, request.chain, request.tokens, confirmed);
     }
     dequeue(request);
+    num_awaiting_input -= request.awaits_input;
     request.state = std::visit(
         [why](auto&& state) -> Finished {
             using State = std::remove_cvref_t<decltype(state)>;

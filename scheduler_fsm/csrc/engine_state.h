@@ -29,7 +29,7 @@ struct Counters {
 };
 
 /// Everything the scheduler knows, and the few moves that keep its parts in step with each other.
-/// A request is in exactly one place: waiting, parked, decoding, prefilling or finished.
+/// A request is in exactly one place: waiting, parked, decoding, prefilling, idle or finished.
 struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
         : config(std::move(checked_config)), kv(config.kv), slots(config.max_num_seqs), adapters(config.max_adapters) {}
@@ -41,9 +41,12 @@ struct EngineState {
     RequestTable requests;
 
     WaitingQueue waiting;
-    std::uint32_t num_parked = 0;  ///< neither waiting nor running: not ready yet, or retracted with steps in flight
+    std::uint32_t num_parked = 0;  ///< without KV and not waiting: not ready yet, or retracted and with steps in flight
+                                   ///< or without input
     OrderedRequests decoding;
     OrderedRequests prefilling;
+    std::vector<Request*> idle;            ///< sessions that hold KV between two turns, the longest idle first
+    std::uint32_t num_awaiting_input = 0;  ///< sessions between two turns, with KV or without
     AdapterUse adapters;
 
     std::uint64_t step = 0;
@@ -54,6 +57,9 @@ struct EngineState {
     Counters counters;
 
     [[nodiscard]] std::uint32_t num_running() const noexcept { return decoding.size() + prefilling.size(); }
+    [[nodiscard]] std::uint32_t num_idle() const noexcept { return static_cast<std::uint32_t>(idle.size()); }
+    /// Whether a slot is free or held by an idle session, which gives it up when asked.
+    [[nodiscard]] bool has_slot() const noexcept { return slots.num_free() + num_idle() > 0; }
 
     /// Puts a request that is neither running nor finished where it belongs now.
     void enqueue(Request& request);
@@ -62,6 +68,8 @@ struct EngineState {
 
     void admit(Request& request, kv_flat::KvSequence&& kv_sequence);
     void start_decoding(Request& request);
+    void end_turn(Request& request);
+    void start_turn(Request& request, TurnInput input, OrderKey order);
     void retract(Request& request);
     void finish(Request& request, FinishReason why);
 
@@ -70,7 +78,7 @@ struct EngineState {
 
   private:
     [[nodiscard]] static bool may_wait(const Request& request) noexcept {
-        return request.ready && request.num_in_flight_tokens == 0;
+        return request.ready && request.num_in_flight_tokens == 0 && !request.awaits_input;
     }
 };
 

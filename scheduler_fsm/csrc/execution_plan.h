@@ -57,6 +57,7 @@ struct StepRecord {
     struct Row {
         RequestHandle handle;
         std::uint32_t incarnation = 0;
+        std::uint32_t turn = 0;
         std::uint32_t num_tokens = 0;
         std::uint32_t num_drafts = 0;
         bool samples = false;

@@ -10,9 +10,34 @@ Request::Request(RequestSpec spec, RequestHandle handle_, OrderKey order_)
       stop(std::move(spec.stop)),
       adapter(spec.adapter),
       may_read_cache(spec.may_read_cache),
+      is_session(spec.is_session),
       tokens(std::move(spec.prompt.tokens)),
       chain(std::move(spec.prompt.chain)),
       num_prompt_tokens(static_cast<std::uint32_t>(tokens.size())),
       ready(spec.ready) {}
+
+void Request::close_turn() noexcept {
+    ++turn;
+    awaits_input = true;
+    num_computed_tokens = kv() == nullptr ? 0 : num_known_tokens() - 1;
+    num_placeholders = 0;
+    drafts.clear();
+}
+
+void Request::open_turn(TurnInput input, OrderKey new_order) {
+    tokens.pop_back();
+    chain.truncate(num_known_tokens());
+    tokens.insert(tokens.end(), input.tokens.begin(), input.tokens.end());
+    chain.extend(tokens);
+    num_prompt_tokens = num_known_tokens();
+    stop = std::move(input.stop);
+    order = new_order;
+    awaits_input = false;
+    announced = false;
+    table_is_new = true;
+    has_news = true;
+    memo = {};
+    num_overtaken_steps = 0;
+}
 
 }  // namespace tokenspeed::scheduler_fsm

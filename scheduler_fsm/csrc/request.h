@@ -37,6 +37,14 @@ struct RequestSpec {
     std::int32_t adapter = 0;    ///< LoRA adapter number; 0 is none
     bool may_read_cache = true;  ///< false when every prompt position must be computed (prompt logprobs)
     bool ready = true;           ///< false until Scheduler::open_gate (grammar still compiling)
+    bool is_session = false;     ///< goes on with new input after each stop, until it is finished from outside
+};
+
+/// The next chunk of a session's input.
+struct TurnInput {
+    std::vector<TokenId> tokens;
+    StopRules stop;
+    double arrival_time_s = 0.0;
 };
 
 /// Place of a request in the one total order that admission, service and victim choice share: smaller goes first.
@@ -69,11 +77,12 @@ class Request {
     Request(RequestSpec spec, RequestHandle handle, OrderKey order);
 
     const RequestHandle handle;
-    const OrderKey order;
+    OrderKey order;  ///< changes only between two turns, while it is in no ordered set
     const std::string label;
-    const StopRules stop;
+    StopRules stop;
     const std::int32_t adapter;
     const bool may_read_cache;
+    const bool is_session;
 
     RequestState state;
     std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output
@@ -85,7 +94,9 @@ class Request {
     std::uint32_t num_placeholders = 0;      ///< sampled on the device, id not delivered
     std::vector<TokenId> drafts;             ///< to be verified next; -1 while only the worker knows them
 
-    bool announced = false;               ///< a worker has seen it before
+    bool awaits_input = false;            ///< a session whose turn is over
+    std::uint32_t turn = 0;               ///< of a session: tells rows of an earlier turn from current ones
+    bool announced = false;               ///< a worker has seen it, with its present prompt
     bool has_news = true;                 ///< nothing was delivered since it was submitted, retracted or admitted
     bool table_is_new = false;            ///< its next row carries the whole table
     std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
@@ -116,7 +127,8 @@ class Request {
     }
 
     [[nodiscard]] bool is_finished() const noexcept { return std::holds_alternative<Finished>(state); }
-    [[nodiscard]] bool is_running() const noexcept { return kv() != nullptr; }
+    [[nodiscard]] bool is_idle() const noexcept { return std::holds_alternative<Idle>(state); }
+    [[nodiscard]] bool is_running() const noexcept { return kv() != nullptr && !is_idle(); }
     [[nodiscard]] bool is_prefilling() const noexcept { return std::holds_alternative<Prefilling>(state); }
     [[nodiscard]] bool was_retracted() const noexcept { return std::holds_alternative<Retracted>(state); }
 
@@ -124,11 +136,17 @@ class Request {
     [[nodiscard]] kv_flat::KvSequence* kv() noexcept {
         if (auto* prefilling = std::get_if<Prefilling>(&state)) return &prefilling->kv;
         if (auto* decoding = std::get_if<Decoding>(&state)) return &decoding->kv;
+        if (auto* idle = std::get_if<Idle>(&state)) return &idle->kv;
         return nullptr;
     }
     [[nodiscard]] const kv_flat::KvSequence* kv() const noexcept { return const_cast<Request*>(this)->kv(); }
 
     void append_output(TokenId token) { tokens.push_back(token); }
+
+    /// A session's turn ended with the last known token: everything before it is computed, nothing behind it counts.
+    void close_turn() noexcept;
+    /// Makes all tokens but the last one, which no step computes, and `input` the prompt of the next turn.
+    void open_turn(TurnInput input, OrderKey new_order);
 };
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -45,7 +45,13 @@ struct Decoding {
     RequestSlot slot;
 };
 
-/// Its KV was taken away; it waits to be admitted again.
+/// A session between two turns: its client has the answer to all input so far.
+struct Idle {
+    kv_flat::KvSequence kv;
+    RequestSlot slot;
+};
+
+/// Its KV was taken away; it waits to be admitted again, or for input.
 struct Retracted : Linear {};
 
 struct Finished : Linear {
@@ -53,7 +59,7 @@ struct Finished : Linear {
     FinishReason reason;
 };
 
-using RequestState = std::variant<Submitted, Prefilling, Decoding, Retracted, Finished>;
+using RequestState = std::variant<Submitted, Prefilling, Decoding, Idle, Retracted, Finished>;
 
 // The transitions. A pair that is not here does not compile (tests/cpp/compile_fail proves it for each illegal pair).
 
@@ -66,6 +72,9 @@ using RequestState = std::variant<Submitted, Prefilling, Decoding, Retracted, Fi
 [[nodiscard]] inline Decoding start_decoding(Prefilling&& from) noexcept {
     return {std::move(from.kv), std::move(from.slot)};
 }
+
+[[nodiscard]] inline Idle end_turn(Decoding&& from) noexcept { return {std::move(from.kv), std::move(from.slot)}; }
+[[nodiscard]] inline Prefilling start_turn(Idle&& from) noexcept { return {std::move(from.kv), std::move(from.slot)}; }
 
 namespace detail {
 // Takes the state by value: its blocks and its slot are given back when this returns.
@@ -81,6 +90,10 @@ void end_of(State /*state*/) noexcept {}
     detail::end_of(std::move(from));
     return {};
 }
+[[nodiscard]] inline Retracted retract(Idle&& from) noexcept {
+    detail::end_of(std::move(from));
+    return {};
+}
 
 [[nodiscard]] inline Finished finish(Submitted&& /*from*/, FinishReason why) noexcept { return Finished(why); }
 [[nodiscard]] inline Finished finish(Retracted&& /*from*/, FinishReason why) noexcept { return Finished(why); }
@@ -93,8 +106,13 @@ void end_of(State /*state*/) noexcept {}
     return Finished(why);
 }
 
+[[nodiscard]] inline Finished finish(Idle&& from, FinishReason why) noexcept {
+    detail::end_of(std::move(from));
+    return Finished(why);
+}
+
 [[nodiscard]] constexpr std::string_view state_name(const RequestState& state) noexcept {
-    constexpr std::string_view kNames[] = {"Submitted", "Prefilling", "Decoding", "Retracted", "Finished"};
+    constexpr std::string_view kNames[] = {"Submitted", "Prefilling", "Decoding", "Idle", "Retracted", "Finished"};
     return kNames[state.index()];
 }
 

@@ -60,6 +60,11 @@ void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index
         return;
     }
     request->num_in_flight_tokens -= row.num_tokens;
+    if (row.turn != request->turn) {
+        // Sampled behind the end of a session's turn.
+        engine_.unpark_if_drained(*request);
+        return;
+    }
     // A request that was retracted meanwhile keeps the tokens: they were sampled from KV that was valid when the step
     // ran.
     const bool is_current = row.incarnation == request->incarnation && request->is_running();
@@ -76,7 +81,9 @@ void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index
         append_until_stop(*request, tokens, delivery);
         request->chain.extend(request->tokens);
     }
-    if (delivery.finished) {
+    if (delivery.finished && request->is_session) {
+        engine_.end_turn(*request);
+    } else if (delivery.finished) {
         engine_.finish(*request, delivery.stop.reason);
     } else {
         engine_.unpark_if_drained(*request);

@@ -29,13 +29,17 @@ class OrderedRequests {
     std::vector<Request*> list_;
 };
 
-/// How many running requests use each LoRA adapter; a worker holds at most `max_adapters` of them.
+/// How many running requests and idle sessions use each LoRA adapter; a worker holds at most `max_adapters` of them.
 class AdapterUse {
   public:
     explicit AdapterUse(std::uint32_t max_adapters) noexcept : max_adapters_(max_adapters) {}
 
     [[nodiscard]] bool admits(std::int32_t adapter) const {
         return adapter == 0 || max_adapters_ == 0 || users_.size() < max_adapters_ || users_.contains(adapter);
+    }
+    [[nodiscard]] std::uint32_t num_users(std::int32_t adapter) const {
+        const auto found = users_.find(adapter);
+        return found == users_.end() ? 0 : found->second;
     }
     void add(std::int32_t adapter) {
         if (adapter != 0) ++users_[adapter];

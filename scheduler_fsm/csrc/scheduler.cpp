@@ -21,16 +21,13 @@ SchedulerConfig checked(SchedulerConfig config) {
 
 Scheduler::Scheduler(SchedulerConfig config) : engine_(checked(std::move(config))) {}
 
-OrderKey Scheduler::order_of(const RequestSpec& spec) {
+OrderKey Scheduler::next_order(std::int64_t priority, double arrival_time_s) {
     const std::uint64_t sequence = engine_.next_sequence++;
     if (engine_.config.policy == QueuePolicy::kFcfs) return {0, 0.0, sequence};
-    return {spec.priority, spec.arrival_time_s, sequence};
+    return {priority, arrival_time_s, sequence};
 }
 
-std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
-    const auto num_tokens = static_cast<std::uint32_t>(spec.prompt.tokens.size());
-    if (num_tokens == 0)
-        throw std::invalid_argument("request " + spec.label + " has an empty prompt; at least 1 token is needed");
+std::optional<Refusal> Scheduler::refusal_of(std::uint32_t num_tokens) const {
     const std::uint32_t longest = engine_.config.max_model_tokens - engine_.config.num_sampled_tokens;
     if (num_tokens > longest) {
         return Refusal{"The prompt has " + std::to_string(num_tokens) + " tokens; with max_model_len " +
@@ -43,7 +40,15 @@ std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
         return Refusal{"The prompt of " + std::to_string(num_tokens) + " tokens needs " + std::to_string(needed) +
                        " KV cache blocks; the whole cache has " + std::to_string(usable) + "."};
     }
-    const OrderKey order = order_of(spec);
+    return std::nullopt;
+}
+
+std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
+    const auto num_tokens = static_cast<std::uint32_t>(spec.prompt.tokens.size());
+    if (num_tokens == 0)
+        throw std::invalid_argument("request " + spec.label + " has an empty prompt; at least 1 token is needed");
+    if (auto refusal = refusal_of(num_tokens)) return *std::move(refusal);
+    const OrderKey order = next_order(spec.priority, spec.arrival_time_s);
     Request& request = engine_.requests.create(std::move(spec), order);
     request.lane_key = engine_.prefilled_tokens + num_tokens;
     engine_.enqueue(request);
@@ -56,6 +61,19 @@ void Scheduler::open_gate(RequestHandle handle) {
     request->ready = true;
     --engine_.num_parked;
     engine_.enqueue(*request);
+}
+
+std::optional<Refusal> Scheduler::feed(RequestHandle handle, TurnInput input) {
+    Request* request = engine_.requests.find(handle);
+    if (request == nullptr || !request->awaits_input)
+        throw std::invalid_argument("input for a request that is gone, or that does not wait for any");
+    if (input.tokens.empty())
+        throw std::invalid_argument("session " + request->label + " got empty input; at least 1 token is needed");
+    const std::size_t num_tokens = request->tokens.size() - 1 + input.tokens.size();
+    if (auto refusal = refusal_of(static_cast<std::uint32_t>(num_tokens))) return refusal;
+    const OrderKey order = next_order(request->order.priority, input.arrival_time_s);
+    engine_.start_turn(*request, std::move(input), order);
+    return std::nullopt;
 }
 
 const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
@@ -108,6 +126,10 @@ void Scheduler::retract_all() {
             outside_retractions_.push_back(request);
         }
     }
+    while (!engine_.idle.empty()) {
+        outside_retractions_.push_back(engine_.idle.back());
+        engine_.retract(*engine_.idle.back());
+    }
 }
 
 bool Scheduler::reset_prefix_cache() { return engine_.kv.pool().clear_cache(); }
@@ -115,23 +137,27 @@ bool Scheduler::reset_prefix_cache() { return engine_.kv.pool().clear_cache(); }
 void Scheduler::check_integrity() const {
     const kv_flat::BlockPool& pool = engine_.kv.pool();
     std::vector<std::uint32_t> owners(pool.num_usable() + 1);
-    std::uint32_t num_running = 0;
-    std::uint32_t num_idle = 0;
+    std::uint32_t num_holders = 0;
+    std::uint32_t num_others = 0;
+    std::uint32_t num_awaiting_input = 0;
     engine_.requests.for_each([&](const Request& request) {
         if (const kv_flat::KvSequence* sequence = request.kv()) {
             kv_flat::FlatKv::count_owners(*sequence, owners);
-            ++num_running;
+            ++num_holders;
         } else if (!request.is_finished()) {
-            ++num_idle;
+            ++num_others;
         }
+        num_awaiting_input += request.awaits_input && !request.is_finished();
     });
     pool.check_integrity(owners);
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
-    if (num_running != engine_.num_running())
-        fail("a request that holds KV is not in a running set, or the other way round");
-    if (num_idle != num_waiting()) fail("a request without KV is neither waiting nor parked, or counted twice");
-    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_running)
-        fail("slots and running requests do not match");
+    if (num_holders != engine_.num_running() + engine_.num_idle())
+        fail("a request that holds KV is neither in a running set nor idle, or the other way round");
+    if (num_others != engine_.waiting.size() + engine_.num_parked)
+        fail("a request without KV is neither waiting nor parked, or counted twice");
+    if (num_awaiting_input != engine_.num_awaiting_input) fail("sessions that await input are counted wrong");
+    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_holders)
+        fail("slots and requests that hold KV do not match");
 }
 
 }  // namespace tokenspeed::scheduler_fsm

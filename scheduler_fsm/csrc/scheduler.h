@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -31,6 +32,10 @@ class Scheduler {
 
     /// What submit() waited for (a grammar) is there.
     void open_gate(RequestHandle handle);
+
+    /// Gives a session whose turn is over its next input, or says why that can never run.
+    /// Throws std::invalid_argument for an empty input and for a request that does not wait for any.
+    [[nodiscard]] std::optional<Refusal> feed(RequestHandle handle, TurnInput input);
 
     /// Plans the next step.
     [[nodiscard]] const ExecutionPlan& plan(const StepOptions& options = {});
@@ -62,13 +67,17 @@ class Scheduler {
     }
 
     [[nodiscard]] std::uint32_t num_running() const noexcept { return engine_.num_running(); }
-    [[nodiscard]] std::uint32_t num_waiting() const noexcept { return engine_.waiting.size() + engine_.num_parked; }
+    /// Idle sessions among them.
+    [[nodiscard]] std::uint32_t num_waiting() const noexcept {
+        return engine_.waiting.size() + engine_.num_parked + engine_.num_idle();
+    }
 
     /// Throws std::logic_error naming the first broken invariant. O(pool): for tests and idle times.
     void check_integrity() const;
 
   private:
-    [[nodiscard]] OrderKey order_of(const RequestSpec& spec);
+    [[nodiscard]] OrderKey next_order(std::int64_t priority, double arrival_time_s);
+    [[nodiscard]] std::optional<Refusal> refusal_of(std::uint32_t num_tokens) const;
 
     EngineState engine_;
     ExecutionPlan plan_;

@@ -64,7 +64,7 @@ Request* StepBuilder::last_behind(const Request& request) const noexcept {
 
 bool StepBuilder::make_room(const Request& request, std::uint32_t num_blocks) {
     while (free_blocks_for(request) < num_blocks) {
-        Request* victim = last_behind(request);
+        Request* victim = engine.idle.empty() ? last_behind(request) : engine.idle.front();
         if (victim == nullptr) return false;
         retract(*victim);
     }
@@ -165,8 +165,8 @@ void StepBuilder::close() {
     StepRecord record{plan_.step, {}};
     record.rows.reserve(plan_.rows.size());
     for (const PlanRow& row : plan_.rows) {
-        record.rows.push_back(
-            {row.request->handle, row.request->incarnation, row.num_tokens, row.num_drafts, row.samples});
+        record.rows.push_back({row.request->handle, row.request->incarnation, row.request->turn, row.num_tokens,
+                               row.num_drafts, row.samples});
     }
     engine.in_flight.push_back(std::move(record));
 }

@@ -88,7 +88,8 @@ class StepBuilder {
     /// The most of `num_tokens` that fits into the blocks `request` may take.
     [[nodiscard]] std::uint32_t fitting_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
 
-    /// Retracts requests behind `request` in the total order, last first, until it may take `num_blocks`.
+    /// Retracts idle sessions, then requests behind `request` in the total order, last first, until it may take
+    /// `num_blocks`.
     /// Requests that already have a row in this step are left alone. False when that is not enough.
     [[nodiscard]] bool make_room(const Request& request, std::uint32_t num_blocks);
 

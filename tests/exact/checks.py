@@ -125,7 +125,7 @@ class OutputChecker:
                 self._worker.fault(ExactError("block_range", "block id out of range", **place))
             elif block == NULL_BLOCK and last > self._visible_from(row, group):
                 self._worker.fault(ExactError("null_block", "null block where the request can see", **place))
-            elif self._needs_zeroing and block not in filled and last > len(row.values) and block != NULL_BLOCK:
+            elif self._needs_zeroing and block not in filled and last > len(row.values) and not _is_filled(row, block):
                 self._worker.fault(ExactError("zeroing", "new block is not zeroed", **place))
 
     def _visible_from(self, row: Row, group: int) -> int:
@@ -160,6 +160,10 @@ class OutputChecker:
         last = (one[2] + 1) * self._worker.memory.block_tokens[one[1]] - 1
         values, others = one[0].values, other[0].values
         return last < len(values) and last < len(others) and values[last] == others[last]
+
+
+def _is_filled(row: Row, block: int) -> bool:
+    return block == NULL_BLOCK or block in row.kept_blocks
 
 
 def _token_lists(new: Any) -> list[list[int]]:

@@ -18,7 +18,7 @@ from exact.memory import ExactError
 from exact.reference import DEFAULT_VOCAB
 from exact.runners import V1Runner, V2Runner
 from exact.worker import ExactWorker, StepResult
-from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Workload
+from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Chunk, Workload
 
 STALL_TICKS = 64
 
@@ -81,6 +81,7 @@ class Driver:
             if arrival.after is not None:
                 self._followers.setdefault(arrival.after, []).append(arrival)
         self._due: dict[int, list[Arrival]] = {}
+        self._chunks: dict[int, list[tuple[str, Chunk]]] = {}
         self._aborts: dict[tuple[int, int], list[str]] = {}
         self._resets = {reset.tick: reset for reset in workload.resets}
         self._idle_ticks = 0
@@ -99,7 +100,7 @@ class Driver:
     @property
     def done(self) -> bool:
         """Nothing left to arrive, to schedule or in flight."""
-        waiting = self._pending or self._due or self._queue
+        waiting = self._pending or self._due or self._queue or self._chunks
         return not waiting and not self.scheduler.has_requests()
 
     def tick(self) -> int:
@@ -118,6 +119,8 @@ class Driver:
         if arrival.abort_tick is not None:
             key = (self.report.ticks + max(arrival.abort_tick, 0), arrival.abort_phase)
             self._aborts.setdefault(key, []).append(arrival.request_id)
+        for chunk in arrival.chunks:
+            self._chunks.setdefault(self.report.ticks + chunk.tick, []).append((arrival.request_id, chunk))
         self._timed(self.scheduler.add_request, request)
 
     def update_session(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
@@ -125,7 +128,7 @@ class Driver:
         self._timed(self.scheduler.add_request, self.ledger.update(request_id, prompt, max_tokens))
 
     def close_session(self, request_id: str) -> None:
-        """The client of a waiting session ends it."""
+        """The client of a session says that no more comes."""
         self._timed(self.scheduler.add_request, self.ledger.close(request_id))
 
     def abort(self, request_id: str) -> None:
@@ -149,6 +152,13 @@ class Driver:
             self.add(self._pending.popleft())
         for arrival in self._due.pop(tick, ()):
             self.add(arrival)
+        for request_id, chunk in self._chunks.pop(tick, ()):
+            if self.ledger.accounts[request_id].outcome is not None:
+                continue  # its client hung up
+            if chunk.prompt:
+                self.update_session(request_id, list(chunk.prompt), chunk.max_tokens)
+            else:
+                self.close_session(request_id)
         self._abort_due(tick, BEFORE_SCHEDULE)
         reset = self._resets.pop(tick, None)
         if reset is not None:

@@ -22,7 +22,7 @@ class Account:
     """One request's side of the books.
 
     A resumable session is answered chunk by chunk: `updates` are chunks that its client has sent and that wait for the
-    end of the one before, `is_waiting` says that it has nothing to do.
+    end of the one before, `is_waiting` says that it has nothing to do, `is_closing` that no more chunks come.
     """
 
     arrival: Arrival
@@ -31,6 +31,7 @@ class Account:
     num_delivered: int = 0
     updates: deque[tuple[list[int], int]] = field(default_factory=deque)
     is_waiting: bool = False
+    is_closing: bool = False
     outcome: str | None = None
     was_scheduled: bool = False
 
@@ -79,10 +80,12 @@ class Ledger:
         return self._make_request(replace(account.arrival, prompt=prompt, max_tokens=max_tokens))
 
     def close(self, request_id: str) -> Any:
-        """The client of a waiting session says that no more comes; returns the Request that says so."""
+        """The client of a session says that no more comes; returns the Request that says so."""
         account = self.accounts[request_id]
-        account.outcome = "closed"
-        self.open_ids.discard(request_id)
+        account.is_closing = True
+        if account.is_waiting:
+            account.outcome = "closed"
+            self.open_ids.discard(request_id)
         return self._make_request(replace(account.arrival, extra={}))
 
     def _next_chunk(self, account: Account) -> None:
@@ -164,7 +167,8 @@ class Ledger:
             self._book_tokens(output, account, reason)
         if reason is None:
             return False
-        if self.is_session(request_id) and not account.arrival.refused:
+        goes_on = account.updates or not account.is_closing
+        if self.is_session(request_id) and not account.arrival.refused and goes_on:
             account.is_waiting = True
             if account.updates:
                 self._next_chunk(account)

@@ -98,6 +98,6 @@ def random_knobs(seed: int, base: Knobs, workload: Workload) -> Knobs:
 
 def pool_for(knobs: Knobs, workload: Workload) -> int:
     """Blocks that the largest request of a workload needs when it is alone."""
-    longest = max((len(a.prompt) + a.max_tokens for a in workload.arrivals), default=1)
+    longest = max((arrival.most_tokens for arrival in workload.arrivals), default=1)
     num_tokens = min(longest, knobs.max_model_len) + knobs.num_spec_tokens
     return sum(-(-num_tokens // group.block_tokens) + 1 for group in knobs.groups)

@@ -30,6 +30,7 @@ class Row:
         flight: what the scheduler has not yet been told of this request.
         last_step: number of the step that last ran this request.
         sampled_step: number of the step that last sampled for this request.
+        kept_blocks: of a session that was sent again as new: what it held before, with valid content.
         in_batch: whether it kept its place in the persistent batch since the step before (V1 runner).
     """
 
@@ -48,6 +49,7 @@ class Row:
     num_draft_scheduled: int = 0
     last_step: int = -1
     sampled_step: int = -1_000
+    kept_blocks: Collection[int] = ()
     in_batch: bool = False
     min_tokens: int = 0
     stop_ids: Collection[int] = ()

@@ -27,8 +27,7 @@ class V1Runner(ExactWorker):
                 self.checker.disown(self.rows[request_id])
 
     def add(self, new: Any) -> None:
-        self.check_unknown(new)
-        self.new_row(new, new.prompt_token_ids)
+        self.new_row(new, new.prompt_token_ids, self.check_unknown(new))
 
     def update(self, plan: Any) -> None:
         cached = plan.scheduled_cached_reqs
@@ -119,8 +118,7 @@ class V2Runner(ExactWorker):
         if new.prefill_token_ids is None:
             self.fault(ExactError("no_tokens", "new request without prefill_token_ids", request_id=new.req_id))
             return
-        self.check_unknown(new)
-        row = self.new_row(new, new.prefill_token_ids)
+        row = self.new_row(new, new.prefill_token_ids, self.check_unknown(new))
         row.drafts = [GARBAGE_TOKEN] * self.knobs.num_spec_tokens
         if len(row.tokens) < row.prompt_tokens:
             self.fault(ExactError("wrong_tokens", "prefill shorter than the prompt", request_id=new.req_id))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 from exact.random_workload import pool_for
-from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Reset, Workload, words
+from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Chunk, Reset, Workload, words
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,47 @@ def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, max_depth: int = 2, resets: bool = True) -> Scenario:
+def streams(draw: st.DrawFn, index: int, knobs: Knobs) -> Arrival:
+    """A session with streaming input: chunks that come early, in time or late, and an end."""
+    prompt = words(draw(st.integers(0, 2)), draw(st.integers(0, 12))) + words(index + 500, draw(st.integers(1, 8)))
+    room = knobs.max_model_len - len(prompt) - 10
+    chunks: list[Chunk] = []
+    tick = 0
+    for number in range(draw(st.integers(0, 4))):
+        tick += draw(st.sampled_from([0, 1, 2, 5, 20]))
+        chunk = Chunk(
+            tick, tuple(words(100 * index + number + 1_000, draw(st.integers(1, 12)))), draw(st.integers(1, 8))
+        )
+        room -= len(chunk.prompt) + chunk.max_tokens
+        if room < 1:
+            break
+        chunks.append(chunk)
+    chunks.append(Chunk(tick + draw(st.integers(0, 30))))
+    arrival = Arrival(
+        tick=draw(st.integers(0, 12)),
+        request_id=f"stream{index}",
+        prompt=prompt,
+        max_tokens=draw(st.integers(1, 8)),
+        priority=draw(st.integers(0, 2)) if knobs.policy == "priority" else 0,
+        lora_id=draw(st.integers(0, 3)) if knobs.num_lora_adapters else 0,
+        abort_tick=draw(st.none() | st.none() | st.integers(0, 40)),
+        abort_phase=draw(st.sampled_from([BEFORE_SCHEDULE, BEFORE_UPDATE])),
+        chunks=tuple(chunks),
+        extra={"resumable": True},
+    )
+    if draw(st.booleans()):
+        arrival.stop_token_ids = (draw(st.sampled_from(arrival.answer(knobs.max_model_len).tokens)),)
+    return arrival
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, max_depth: int = 2, resets: bool = True, max_streams: int = 0) -> Scenario:
     """A configuration, its traffic, and a pool that barely or amply fits the largest request."""
     knobs = draw(shapes(max_depth))
     sessions = [draw(turns(session, knobs)) for session in range(draw(st.integers(1, 6)))]
     arrivals = [arrival for session in sessions for arrival in session]
+    if max_streams:
+        arrivals += [draw(streams(index, knobs)) for index in range(draw(st.integers(1, max_streams)))]
     events = st.builds(Reset, st.integers(0, 40), st.booleans())
     workload = Workload(arrivals, draw(st.lists(events, max_size=2)) if resets else [], seed=draw(st.integers(0, 99)))
     spare = draw(st.sampled_from([0, 1, 4, 30]))

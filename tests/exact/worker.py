@@ -9,7 +9,7 @@ reported as an `ExactError` with its place, or (`record=True`) recorded and mixe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class ExactWorker:
     def after_sample(self, item: Input, sampled: list[int]) -> None:
         raise NotImplementedError
 
-    def new_row(self, new: Any, tokens: list[int]) -> Row:
+    def new_row(self, new: Any, tokens: list[int], kept_blocks: Collection[int]) -> Row:
         """A row from NewRequestData; `tokens` are all tokens known of it."""
         params = new.sampling_params
         row = Row(
@@ -133,6 +133,7 @@ class ExactWorker:
             lora_id=new.lora_request.lora_int_id if new.lora_request is not None else 0,
         )
         row.rebuild(tokens[: new.num_computed_tokens])
+        row.kept_blocks = kept_blocks
         self.rows[new.req_id] = row
         self.checker.own(row, 0)
         return row
@@ -143,14 +144,17 @@ class ExactWorker:
         if row is not None:
             self.checker.disown(row)
 
-    def check_unknown(self, new: Any) -> None:
-        """A new request has no state here; only a resumable session is sent again as new while it has."""
+    def check_unknown(self, new: Any) -> set[int]:
+        """A new request has no state here; only a resumable session is sent again as new while it has: its blocks."""
+        held: set[int] = set()
         if new.req_id in self.rows:
             if not self.is_session(new.req_id):
                 self.fault(
                     ExactError("known_request", "sent as new, never finished or preempted", request_id=new.req_id)
                 )
+            held.update(*self.rows[new.req_id].tables)
             self.forget(new.req_id)
+        return held
 
     def check_drafts(self, row: Row, told: Any) -> None:
         """Draft ids of the scheduler are placeholders or what the drafter proposed."""

@@ -12,6 +12,21 @@ BEFORE_SCHEDULE = 0
 BEFORE_UPDATE = 1
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """More input for a session.
+
+    Args:
+        tick: when it is sent, counted from the arrival of the session.
+        prompt: its tokens; empty for the end of the input.
+        max_tokens: of the answer to it.
+    """
+
+    tick: int
+    prompt: tuple[int, ...] = ()
+    max_tokens: int = 0
+
+
 @dataclass
 class Arrival:
     """One request of a workload.
@@ -21,6 +36,7 @@ class Arrival:
         abort_tick: when its client disconnects, counted from its arrival; None for never.
         abort_phase: before `schedule` or between `schedule` and `update_from_output` of that tick.
         refused: the scheduler must refuse it, with no token.
+        chunks: of a resumable session, in the order of their ticks; the last one ends it.
     """
 
     tick: int
@@ -38,7 +54,13 @@ class Arrival:
     abort_phase: int = BEFORE_SCHEDULE
     pooling: bool = False
     refused: bool = False
+    chunks: tuple[Chunk, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that it holds at its end, at most."""
+        return len(self.prompt) + self.max_tokens + sum(len(c.prompt) + c.max_tokens for c in self.chunks)
 
     @property
     def seed(self) -> int:

@@ -20,6 +20,7 @@ import vllm  # noqa: E402 - vLLM reads the variables above when it is imported
 from vllm.model_executor.models import registry  # noqa: E402
 
 MAX_STEPS = 20_000
+BOS_ID = 0
 
 # vLLM inspects each architecture in a process of its own, which would import everything again.
 registry._run_in_subprocess = lambda function: function()
@@ -70,10 +71,37 @@ class _Run:
 
     def _add_arrivals(self) -> None:
         for index, request in enumerate(self._requests):
-            if request.arrival_step == self._num_steps:
+            if request.chunks:
+                self._send_chunks(index, request)
+            elif request.arrival_step == self._num_steps:
                 parameters = vllm.SamplingParams(temperature=0.0, max_tokens=request.max_tokens)
                 prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
                 self._engine.add_request(str(index), prompt, parameters)
+
+    def _send_chunks(self, index: int, request: PromptRequest) -> None:
+        if request.arrival_step == self._num_steps:
+            self._send(index, request.prompt_token_ids, request.max_tokens)
+        for chunk in request.chunks:
+            if chunk.step == self._num_steps:
+                self._send(index, chunk.prompt_token_ids, chunk.max_tokens)
+        if request.chunks[-1].step == self._num_steps:
+            self._send(index, (BOS_ID,), 1, resumable=False)
+
+    def _send(self, index: int, token_ids: tuple[int, ...], max_tokens: int, *, resumable: bool = True) -> None:
+        # What AsyncLLM does with a generator of inputs. In one process each side needs a list of its own: both extend it.
+        for add in (
+            lambda r: self._engine.output_processor.add_request(r, None, None, 0),
+            self._engine.engine_core.add_request,
+        ):
+            engine_request = self._engine.input_processor.process_inputs(
+                str(index),
+                {"prompt_token_ids": list(token_ids)},
+                vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+                supported_tasks=("generate",),
+                resumable=resumable,
+            )
+            engine_request.external_req_id = str(index)
+            add(engine_request)
 
     def _abort(self) -> None:
         for index, request in enumerate(self._requests):

@@ -8,6 +8,21 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class InputChunk:
+    """More input for a session with streaming input.
+
+    Attributes:
+        step: engine step before which it is sent.
+        prompt_token_ids: the new input.
+        max_tokens: how many tokens to generate for it at most.
+    """
+
+    step: int
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class PromptRequest:
     """One greedy request.
 
@@ -16,12 +31,14 @@ class PromptRequest:
         max_tokens: how many tokens to generate at most.
         arrival_step: engine step before which the request is added.
         abort_after_tokens: abort once this many tokens have come out; 0 aborts one step after arrival.
+        chunks: makes it a session; the end of its input is sent with the last one.
     """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     arrival_step: int = 0
     abort_after_tokens: int | None = None
+    chunks: tuple[InputChunk, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,14 @@ std::uint64_t Core::submit(scheduler_fsm::RequestSpec spec, RequestView view) {
     return pack(handle);
 }
 
+py::object Core::feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool is_plain, bool has_grammar) {
+    if (const auto refusal = scheduler_.feed(unpack(handle), std::move(input))) throw RefusedRequest(refusal->message);
+    RequestView& view = views_.at(unpack(handle));
+    view.is_plain = is_plain;
+    view.has_grammar = has_grammar;
+    return int_list(scheduler_.find(unpack(handle))->tokens);
+}
+
 PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills) {
     return writer_.write(scheduler_.plan({pause, throttle_prefills}));
 }

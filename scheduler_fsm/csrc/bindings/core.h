@@ -27,6 +27,8 @@ class Core {
 
     /// Throws RefusedRequest.
     std::uint64_t submit(scheduler_fsm::RequestSpec spec, RequestView view);
+    /// Throws RefusedRequest. Returns all tokens of the session, list[int]: its prompt from now on.
+    py::object feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool is_plain, bool has_grammar);
     void open_gate(std::uint64_t handle) { scheduler_.open_gate(unpack(handle)); }
 
     [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills);

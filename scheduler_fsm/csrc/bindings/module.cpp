@@ -117,7 +117,7 @@ void bind_requests(py::module_& module) {
 std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, scheduler_fsm::PreparedPrompt& prompt,
                      const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int64_t priority,
                      double arrival_time_s, std::int32_t adapter, bool may_read_cache, bool ready, bool is_plain,
-                     bool has_grammar) {
+                     bool has_grammar, bool is_session) {
     scheduler_fsm::RequestSpec spec;
     spec.label = req_id;
     spec.prompt = std::move(prompt);
@@ -127,7 +127,13 @@ std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, s
     spec.adapter = adapter;
     spec.may_read_cache = may_read_cache;
     spec.ready = ready;
+    spec.is_session = is_session;
     return core.submit(std::move(spec), {std::move(req_id), std::move(request), client_index, is_plain, has_grammar});
+}
+
+py::object feed(bindings::Core& core, std::uint64_t handle, scheduler_fsm::PreparedPrompt& chunk,
+                const scheduler_fsm::StopRules& stop, double arrival_time_s, bool is_plain, bool has_grammar) {
+    return core.feed(handle, {std::move(chunk.tokens), stop, arrival_time_s}, is_plain, has_grammar);
 }
 
 void bind_plan(py::module_& module) {
@@ -164,7 +170,9 @@ void bind_core(py::module_& module) {
         .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"),
              py::arg("stop"), py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"),
              py::arg("adapter"), py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"),
-             py::arg("has_grammar"))
+             py::arg("has_grammar"), py::arg("is_session"))
+        .def("feed", &feed, py::arg("handle"), py::kw_only(), py::arg("chunk"), py::arg("stop"),
+             py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"))
         .def("open_gate", &Core::open_gate)
         .def("plan", &Core::plan)
         .def("advance", &Core::advance)
@@ -178,7 +186,13 @@ void bind_core(py::module_& module) {
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })
-        .def_property_readonly("num_parked", [](const Core& core) { return core.scheduler().state().num_parked; })
+        .def_property_readonly("num_skipped",
+                               [](const Core& core) {
+                                   const auto& state = core.scheduler().state();
+                                   return state.num_parked + state.num_idle();
+                               })
+        .def_property_readonly("num_awaiting_input",
+                               [](const Core& core) { return core.scheduler().state().num_awaiting_input; })
         .def_property_readonly("kv_usage", [](const Core& core) {
             const kv_flat::BlockPool& pool = core.scheduler().state().kv.pool();
             return static_cast<double>(pool.num_in_use()) / static_cast<double>(pool.num_usable());

@@ -28,6 +28,7 @@ class RequestViews {
         if (views_.size() <= handle.index) views_.resize(handle.index + 1);
         views_[handle.index] = std::move(view);
     }
+    RequestView& at(scheduler_fsm::RequestHandle handle) noexcept { return views_[handle.index]; }
     void drop(scheduler_fsm::RequestHandle handle) { views_[handle.index] = {}; }
     [[nodiscard]] const RequestView& of(const scheduler_fsm::Request& request) const noexcept {
         return views_[request.handle.index];

@@ -10,7 +10,8 @@ using namespace tokenspeed::scheduler_fsm;
 
 [[maybe_unused]] static void use(kv_flat::BlockPool& pool, kv_flat::BlockRef& block, kv_flat::BlockTable& table,
                                  kv_flat::KvSequence& kv, RequestSlot& slot, Submitted& submitted,
-                                 Prefilling& prefilling, Decoding& decoding, Retracted& retracted, Finished& finished) {
+                                 Prefilling& prefilling, Decoding& decoding, Idle& idle, Retracted& retracted,
+                                 Finished& finished) {
 #ifdef TOKENSPEED_ILLEGAL
     TOKENSPEED_STATEMENT;
 #endif
@@ -22,6 +23,7 @@ using namespace tokenspeed::scheduler_fsm;
     static_cast<void>(submitted);
     static_cast<void>(prefilling);
     static_cast<void>(decoding);
+    static_cast<void>(idle);
     static_cast<void>(retracted);
     static_cast<void>(finished);
 }

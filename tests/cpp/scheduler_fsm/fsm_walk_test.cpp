@@ -16,7 +16,8 @@ namespace {
 constexpr std::uint32_t kNumRequests = 3;
 constexpr int kDepth = 12;
 
-enum class Event : std::uint8_t { kAdd, kPlan, kAdvance, kAbort, kRetractAll };
+// Request 1 is a session that gets one more chunk of input.
+enum class Event : std::uint8_t { kAdd, kPlan, kAdvance, kAbort, kRetractAll, kFeed };
 
 struct Move {
     Event event;
@@ -40,10 +41,12 @@ class World {
             case Event::kAbort:
                 return abort(move.request);
             case Event::kRetractAll:
-                if (scheduler_.num_running() == 0) return false;
+                if (scheduler_.num_running() + scheduler_.state().num_idle() == 0) return false;
                 scheduler_.retract_all();
                 static_cast<void>(scheduler_.take_outside_retractions());
                 return true;
+            case Event::kFeed:
+                return feed();
         }
         return false;
     }
@@ -58,7 +61,8 @@ class World {
             text << (added_[i] ? (request == nullptr ? "gone" : std::string(state_name(request->state))) : "new");
             if (request != nullptr) {
                 text << request->num_known_tokens() << ',' << request->num_computed_tokens << ','
-                     << request->num_in_flight_tokens << ',' << request->order.sequence;
+                     << request->num_in_flight_tokens << ',' << request->order.sequence << ',' << request->turn << ','
+                     << request->awaits_input;
             }
             text << ';';
         }
@@ -73,14 +77,22 @@ class World {
         if (added_[index]) return false;
         // Two share a prefix, one is long enough to need the whole pool.
         constexpr std::uint32_t kPrompt[] = {5, 5, 9};
-        auto outcome = scheduler_.submit(
-            spec_of(std::string(1, static_cast<char>('a' + index)), kPrompt[index], 3, index < 2 ? 1 : 2, 2));
+        auto spec = spec_of(std::string(1, static_cast<char>('a' + index)), kPrompt[index], 3, index < 2 ? 1 : 2, 2);
+        spec.is_session = index == 1;
+        auto outcome = scheduler_.submit(std::move(spec));
         handles_[index] = std::get<RequestHandle>(outcome);
         added_[index] = true;
         return true;
     }
+    bool feed() {
+        const Request* request = added_[1] ? scheduler_.find(handles_[1]) : nullptr;
+        if (request == nullptr || !request->awaits_input || request->turn > 1) return false;
+        REQUIRE_FALSE(scheduler_.feed(handles_[1], {{50, 51}, request->stop, 0.0}).has_value());
+        return true;
+    }
     bool plan() {
-        if (scheduler_.state().in_flight.size() >= 2 || scheduler_.num_running() + scheduler_.num_waiting() == 0)
+        const std::uint32_t num_unfinished = scheduler_.num_running() + scheduler_.num_waiting();
+        if (scheduler_.state().in_flight.size() >= 2 || num_unfinished == scheduler_.state().num_awaiting_input)
             return false;
         const ExecutionPlan& plan = scheduler_.plan();
         std::set<const Request*> seen;
@@ -108,7 +120,7 @@ class World {
         }
         std::vector<Request*> finished;
         for (const Delivery& delivery : scheduler_.advance({record.step, tokens, offsets})) {
-            if (delivery.finished) finished.push_back(delivery.request);
+            if (delivery.request->is_finished()) finished.push_back(delivery.request);
         }
         release(finished);
         return true;
@@ -132,7 +144,7 @@ class World {
 }  // namespace
 
 TEST_CASE("every order of events keeps every invariant") {
-    std::vector<Move> moves = {{Event::kPlan}, {Event::kAdvance}, {Event::kRetractAll}};
+    std::vector<Move> moves = {{Event::kPlan}, {Event::kAdvance}, {Event::kRetractAll}, {Event::kFeed}};
     for (std::uint32_t i = 0; i < kNumRequests; ++i) {
         moves.push_back({Event::kAdd, i});
         moves.push_back({Event::kAbort, i});
