@@ -29,27 +29,36 @@ class Group:
     window_tokens: int | None = None
 
 
-def groups_from(kv_cache_groups: Iterable[Any]) -> list[Group]:
+def groups_from(kv_cache_groups: Iterable[Any], num_context_ranks: int = 1) -> list[Group]:
     """The groups of a vLLM `KVCacheConfig`, in its order.
 
+    Args:
+        kv_cache_groups: as vLLM reports them.
+        num_context_ranks: ranks of decode context parallelism, among which the tokens of a sharded group are dealt out. A block
+            number then stands for one block on each of them.
+
     Raises:
-        UnsupportedGroupError: names the group, its kind and the kinds that are known.
+        UnsupportedGroupError: names the group, its kind and the kinds that are known; or a window that is sharded.
     """
-    return [_group(group) for group in kv_cache_groups]
+    return [_group(group, num_context_ranks) for group in kv_cache_groups]
 
 
-def _group(group: Any) -> Group:
+def _group(group: Any, num_context_ranks: int) -> Group:
     spec = group.kv_cache_spec
     # Layers of unequal width share one table, so any of them tells how tokens map to blocks.
     layers = getattr(spec, "kv_cache_specs", None)
     if layers:
         spec = next(iter(layers.values()))
     name = group.layer_names[0] if group.layer_names else type(spec).__name__
+    num_shards = num_context_ranks if getattr(spec, "dcp_sharded", False) else 1
     for cls in type(spec).__mro__:
         if cls.__name__ in _WINDOWED:
+            if num_shards > 1:
+                msg = f"KV cache group of layer {name!r} is a sliding window; it cannot be sharded over {num_shards} ranks"
+                raise UnsupportedGroupError(msg)
             return Group(name, spec.block_size, spec.sliding_window)
         if cls.__name__ in _FULL:
-            return Group(name, spec.block_size)
+            return Group(name, spec.block_size * num_shards)
     known = ", ".join(sorted(_FULL | _WINDOWED))
     msg = f"KV cache group of layer {name!r} is a {type(spec).__name__}; known kinds: {known}"
     raise UnsupportedGroupError(msg)

@@ -91,6 +91,7 @@ def prepare_prompt(
     salt: str = "",
     adapter: str = "",
     content_spans: Sequence[tuple[int, int, str]] = (),
+    lookahead_tokens: int = 0,
 ) -> PreparedPrompt: ...
 
 class StopRules:

@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
 from tokenspeed_plugin.kv_flat.groups import groups_from
 from tokenspeed_plugin.scheduler_fsm import _core
@@ -53,7 +54,9 @@ def _set_speculation(config: _core.SchedulerConfig, vllm_config: "VllmConfig") -
     config.num_draft_tokens = vllm_config.num_speculative_tokens
     config.lookahead_tokens = vllm_config.num_lookahead_tokens
     config.drafter_slots = speculation.max_num_new_slots_for_drafting
-    config.drop_last_match_block = speculation.use_eagle_block_drop()
+    # What the drafter keeps of a block's last token depends on the token behind it: either keys name that token as well, or
+    # the last block of a match is computed again.
+    config.drop_last_match_block = speculation.use_eagle_block_drop() and not num_hash_lookahead_tokens(vllm_config)
     if speculation.num_speculative_tokens_per_batch_size:
         config.draft_tokens_by_batch = build_dynamic_sd_schedule_lookup(
             speculation.num_speculative_tokens_per_batch_size,
@@ -65,7 +68,8 @@ def _set_speculation(config: _core.SchedulerConfig, vllm_config: "VllmConfig") -
 def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int) -> _core.KvConfig:
     events = vllm_config.kv_events_config
     config = _core.KvConfig()
-    config.num_blocks = kv_cache_config.num_blocks
+    # A model that keeps no KV gets one block from vLLM, the null block; the core wants one beside it.
+    config.num_blocks = max(kv_cache_config.num_blocks, 2)
     config.key_tokens = key_tokens
     config.in_flight_tokens = vllm_config.max_in_flight_tokens
     config.prefix_caching = bool(vllm_config.cache_config.enable_prefix_caching)
@@ -77,7 +81,9 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
             retention=_core.Retention.FULL if group.window_tokens is None else _core.Retention.SLIDING_WINDOW,
             window_tokens=group.window_tokens or 0,
         )
-        for group in groups_from(kv_cache_config.kv_cache_groups)
+        for group in groups_from(
+            kv_cache_config.kv_cache_groups, vllm_config.parallel_config.decode_context_parallel_size
+        )
     ]
     return config
 

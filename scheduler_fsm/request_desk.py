@@ -29,7 +29,10 @@ class RequestDesk:
         grammars: "GrammarGate",
         mirror: "RequestMirror",
         outbox: "ClientOutbox",
+        *,
+        rows_carry_masks: bool = False,
     ) -> None:
+        """Args: rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`)."""
         self.requests: dict[str, Request] = {}
         self.handles: dict[str, int] = {}
         self._core = core
@@ -38,6 +41,7 @@ class RequestDesk:
         self._mirror = mirror
         self._outbox = outbox
         self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
+        self._rows_carry_masks = rows_carry_masks
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
@@ -86,7 +90,7 @@ class RequestDesk:
             adapter=request_import.adapter_number(request),
             may_read_cache=not request.skip_reading_prefix_cache,
             ready=not has_grammar,
-            is_plain=request_import.is_plain(request),
+            is_plain=request_import.is_plain(request) and not self._rows_carry_masks,
             has_grammar=has_grammar,
             is_session=request.resumable,
         )

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.scheduler_fsm import _core
+from tokenspeed_plugin.scheduler_fsm.embedding_spans import embedding_spans
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request, SamplingParams
@@ -20,9 +21,15 @@ class PromptImporter:
     holds up a step nor the GIL.
     """
 
-    def __init__(self, key_tokens: int) -> None:
-        """Args: key_tokens: tokens per prefix key; 0 when prefix caching is off."""
+    def __init__(self, key_tokens: int, lookahead_tokens: int = 0) -> None:
+        """Set what keys name.
+
+        Args:
+            key_tokens: tokens per prefix key; 0 when prefix caching is off.
+            lookahead_tokens: tokens behind a block that its key names as well.
+        """
         self._key_tokens = key_tokens
+        self._lookahead_tokens = lookahead_tokens
 
     def __call__(self, request: "Request") -> list[bytes]:
         """vLLM's hasher interface. The keys stay with the prepared prompt; vLLM's own list is left empty."""
@@ -47,7 +54,9 @@ class PromptImporter:
             content_spans=[
                 (item.mm_position.offset, item.mm_position.offset + item.mm_position.length, item.identifier)
                 for item in request.mm_features
-            ],
+            ]
+            + embedding_spans(request, self._key_tokens),
+            lookahead_tokens=self._lookahead_tokens,
         )
 
 

@@ -20,9 +20,11 @@ logger = named_logger(__name__)
 class RowOutputs:
     """Builds EngineCoreOutputs one by one, for the rows that the core does not build itself."""
 
-    def __init__(self, core: Core, grammars: "GrammarGate") -> None:
+    def __init__(self, core: Core, grammars: "GrammarGate", *, returns_masks: bool = False) -> None:
+        """Args: returns_masks: whether outputs carry the sampler's masks (`--return-sampling-mask`)."""
         self._core = core
         self._grammars = grammars
+        self._returns_masks = returns_masks
 
     def build(
         self, rows: "list[SpecialRow]", model_output: "ModelRunnerOutput"
@@ -67,6 +69,9 @@ class RowOutputs:
         logprobs = None
         if params is not None and params.num_logprobs is not None and model_output.logprobs:
             logprobs = model_output.logprobs.slice_request(position, len(token_ids))
+        mask = None
+        if self._returns_masks and token_ids and model_output.sampling_masks is not None:
+            mask = model_output.sampling_masks.slice_request(position, len(token_ids))
         prefill_stats: Any = request.take_prefill_stats()
         if prefill_stats is not None:
             prefill_stats.finalize(request.num_prompt_tokens)
@@ -74,6 +79,7 @@ class RowOutputs:
             request_id=req_id,
             new_token_ids=token_ids,
             new_logprobs=logprobs,
+            new_sampling_mask=mask,
             new_prompt_logprobs_tensors=model_output.prompt_logprobs_dict.get(req_id),
             prompt_token_id_logprobs=model_output.prompt_token_id_logprobs_dict.get(req_id),
             pooling_output=pooled,

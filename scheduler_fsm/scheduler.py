@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host import config_gate, patches
+from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import (
     MULTIMODAL_REGISTRY,
@@ -84,14 +85,22 @@ class TokenSpeedScheduler(SchedulerInterface):
             output_class=EngineCoreOutput,
         )
         caching = bool(vllm_config.cache_config.enable_prefix_caching)
-        prompts = request_import.PromptImporter(key_tokens if caching else 0)
+        prompts = request_import.PromptImporter(key_tokens if caching else 0, num_hash_lookahead_tokens(vllm_config))
         patches.install_block_hasher(lambda *_: prompts, vllm_config, has_connector=False)
         self._grammars = GrammarGate(structured_output_manager)
         self._outbox = ClientOutbox(include_finished_set=include_finished_set)
-        self._desk = RequestDesk(self._core, prompts, self._grammars, RequestMirror(log_stats=log_stats), self._outbox)
+        masks = bool(vllm_config.model_config.return_sampling_mask)
+        self._desk = RequestDesk(
+            self._core,
+            prompts,
+            self._grammars,
+            RequestMirror(log_stats=log_stats),
+            self._outbox,
+            rows_carry_masks=masks,
+        )
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
-        self._rows = RowOutputs(self._core, self._grammars)
+        self._rows = RowOutputs(self._core, self._grammars, returns_masks=masks)
         self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None

@@ -88,6 +88,8 @@ class Knobs:
     prefix_caching: bool = True
     policy: str = "fcfs"
     num_spec_tokens: int = 0
+    draft_method: str = "ngram"
+    num_context_ranks: int = 1
     num_lora_adapters: int = 0
     long_prefill_threshold_tokens: int = 0
     pooling: bool = False
@@ -166,10 +168,13 @@ def make_vllm_config(knobs: Knobs) -> VllmConfig:
     )
     if knobs.num_spec_tokens:
         config.speculative_config = _ngram_config(config, knobs.num_spec_tokens)
+        # A scheduler asks the configuration for the method alone; a drafter's checkpoint is the workers' business.
+        config.speculative_config.method = knobs.draft_method
     # From here on the flags that vLLM's CPU platform refuses, but a scheduler alone can honour.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if knobs.runner == "v2" else "0"
     config.scheduler_config.async_scheduling = knobs.is_async
     config.parallel_config.pipeline_parallel_size = knobs.pp_size
+    config.parallel_config.decode_context_parallel_size = knobs.num_context_ranks
     config.cache_config.num_gpu_blocks = knobs.num_blocks + 1
     return config
 
@@ -202,7 +207,9 @@ def make_kv_cache_config(knobs: Knobs) -> KVCacheConfig:
     """One KV cache group per entry of `knobs.groups`, all drawing on one pool of blocks."""
     groups = []
     for index, group in enumerate(knobs.groups):
-        shape = {"block_size": group.block_tokens, "num_kv_heads": 1, "head_size": 8}
+        # `knobs` count the tokens behind a block number; each rank of context parallelism holds its share of them.
+        num_ranks = knobs.num_context_ranks if group.window_tokens is None else 1
+        shape = {"block_size": group.block_tokens // num_ranks, "num_kv_heads": 1, "head_size": 8}
         dtype = torch.float16 if knobs.zero_blocks and index else torch.float32
         spec = (
             FullAttentionSpec(**shape, dtype=dtype)
@@ -293,7 +300,10 @@ def make_harness(scheduler_class: str | type, knobs: Knobs, **overrides: Any) ->
         "log_stats": True,
     }
     scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
-    hasher = _block_hasher(scheduler_class, hash_tokens) if knobs.prefix_caching or knobs.connector else None
+    lookahead_tokens = getattr(config, "num_hash_lookahead_tokens", 0)
+    hasher = None
+    if knobs.prefix_caching or knobs.connector:
+        hasher = _block_hasher(scheduler_class, hash_tokens, *([lookahead_tokens] if lookahead_tokens else []))
     return Harness(knobs, scheduler, config, kv_config, hasher)
 
 
@@ -305,11 +315,13 @@ def _resolve_block_tokens(knobs: Knobs) -> tuple[int, int]:
     return largest, smallest
 
 
-def _block_hasher(scheduler_class: str | type, hash_tokens: int) -> Callable[[Request], list[Any]]:
+def _block_hasher(
+    scheduler_class: str | type, hash_tokens: int, *lookahead_tokens: int
+) -> Callable[[Request], list[Any]]:
     """The hasher EngineCore would make once the scheduler exists; a scheduler of ours may have put its own there."""
     function = get_hash_fn_by_name("sha256")
     init_none_hash(function)
     factory = get_request_block_hasher
     if not resolve_class(scheduler_class).__module__.startswith("vllm."):
         factory = importlib.import_module("vllm.v1.engine.core").get_request_block_hasher
-    return factory(hash_tokens, function)
+    return factory(hash_tokens, function, *lookahead_tokens)

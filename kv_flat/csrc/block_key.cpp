@@ -10,7 +10,7 @@
 namespace tokenspeed::kv_flat {
 namespace {
 
-enum class FrameKind : std::uint8_t { kFormat = 1, kSalt = 2, kAdapter = 3, kContent = 4 };
+enum class FrameKind : std::uint8_t { kFormat = 1, kSalt = 2, kAdapter = 3, kContent = 4, kLookahead = 5 };
 
 template <typename Number>
 void put_number(Sha256& hash, Number value) {
@@ -38,38 +38,47 @@ void put_tokens(Sha256& hash, std::span<const TokenId> tokens) {
 }  // namespace
 
 KeyChain::KeyChain(std::uint32_t key_tokens, KeyContext context)
-    : key_tokens_(key_tokens), spans_(std::move(context.spans)) {
+    : key_tokens_(key_tokens), lookahead_tokens_(context.lookahead_tokens), spans_(std::move(context.spans)) {
     Sha256 hash;
     put_frame(hash, FrameKind::kFormat, kKeyFormat);
     put_number(hash, key_tokens);
     put_frame(hash, FrameKind::kSalt, context.salt);
     put_frame(hash, FrameKind::kAdapter, context.adapter);
+    if (lookahead_tokens_ > 0) {
+        put_number(hash, static_cast<std::uint8_t>(FrameKind::kLookahead));
+        put_number(hash, lookahead_tokens_);
+    }
     root_ = hash.finish();
 }
 
 void KeyChain::extend(std::span<const TokenId> tokens) {
     if (key_tokens_ == 0) return;
-    const std::size_t num_keys = tokens.size() / key_tokens_;
+    const std::size_t num_keys = num_keys_of(tokens.size());
     if (num_keys <= keys_.size()) return;
     keys_.reserve(num_keys);
     while (keys_.size() < num_keys) {
         const std::size_t begin = keys_.size() * key_tokens_;
-        keys_.push_back(next_key(tokens.subspan(begin, key_tokens_), static_cast<std::uint32_t>(begin)));
+        keys_.push_back(
+            next_key(tokens.subspan(begin, key_tokens_ + lookahead_tokens_), static_cast<std::uint32_t>(begin)));
     }
 }
 
 void KeyChain::truncate(std::uint32_t num_tokens) {
     if (key_tokens_ == 0) return;
-    const std::size_t num_keys = num_tokens / key_tokens_;
+    const std::size_t num_keys = num_keys_of(num_tokens);
     if (num_keys < keys_.size()) keys_.resize(num_keys);
 }
 
-Digest KeyChain::next_key(std::span<const TokenId> block, std::uint32_t begin_tokens) const {
+std::size_t KeyChain::num_keys_of(std::size_t num_tokens) const noexcept {
+    return num_tokens > lookahead_tokens_ ? (num_tokens - lookahead_tokens_) / key_tokens_ : 0;
+}
+
+Digest KeyChain::next_key(std::span<const TokenId> named, std::uint32_t begin_tokens) const {
     Sha256 hash;
     hash.update(keys_.empty() ? root_.bytes : keys_.back().bytes);
-    put_tokens(hash, block);
+    put_tokens(hash, named);
 
-    const std::uint32_t end_tokens = begin_tokens + static_cast<std::uint32_t>(block.size());
+    const std::uint32_t end_tokens = begin_tokens + static_cast<std::uint32_t>(named.size());
     std::uint32_t num_spans = 0;
     for (const ContentSpan& span : spans_)
         num_spans += span.begin_tokens < end_tokens && span.end_tokens > begin_tokens;

@@ -28,6 +28,9 @@ struct KeyContext {
     std::string salt;     ///< tenant isolation (`cache_salt`); empty is "none"
     std::string adapter;  ///< LoRA adapter name; empty is "none"
     std::vector<ContentSpan> spans;
+    /// Tokens behind a block that its key names as well: what a drafter keeps of the block's last token depends on
+    /// them.
+    std::uint32_t lookahead_tokens = 0;
 };
 
 /// The chain of block keys of one token sequence.
@@ -35,7 +38,10 @@ struct KeyContext {
 ///   root  = H( frame(format) u32(key_tokens) frame(salt) frame(adapter) )
 ///   key_i = H( key_{i-1} u32(token)*key_tokens u32(num_spans) { i64(begin - block begin) frame(content_id) }* )
 ///
-/// with H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed
+/// With lookahead the root ends in u8(kind) u32(lookahead_tokens), and a key also takes in the tokens behind its block
+/// and the spans that reach into them; it exists once they are known.
+///
+/// H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed
 /// place or a length in front, so no two different inputs have the same encoding. A key names all tokens up to the end
 /// of its block.
 class KeyChain {
@@ -55,9 +61,12 @@ class KeyChain {
     [[nodiscard]] std::uint32_t key_tokens() const noexcept { return key_tokens_; }
 
   private:
-    [[nodiscard]] Digest next_key(std::span<const TokenId> block, std::uint32_t begin_tokens) const;
+    [[nodiscard]] std::size_t num_keys_of(std::size_t num_tokens) const noexcept;
+    /// @param named the block's tokens and those of its lookahead
+    [[nodiscard]] Digest next_key(std::span<const TokenId> named, std::uint32_t begin_tokens) const;
 
     std::uint32_t key_tokens_ = 0;  // 0: no prefix caching, no keys
+    std::uint32_t lookahead_tokens_ = 0;
     Digest root_;
     std::vector<ContentSpan> spans_;
     std::vector<Digest> keys_;

@@ -10,7 +10,6 @@ namespace {
 
 KvConfig checked(KvConfig config) {
     const auto fail = [](const std::string& what) { throw std::invalid_argument("KvConfig." + what); };
-    if (config.groups.empty()) fail("groups is empty; at least one KV cache group is needed");
     if (config.key_tokens == 0) fail("key_tokens is 0; it must be at least 1");
     for (const GroupSpec& group : config.groups) {
         if (group.block_tokens == 0 || group.block_tokens % config.key_tokens != 0) {
@@ -32,7 +31,7 @@ FlatKv::FlatKv(KvConfig config)
       matcher_(pool_, config_.groups, config_.key_tokens) {}
 
 Match FlatKv::probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last) const {
-    if (!config_.prefix_caching) return no_match();
+    if (!config_.prefix_caching || config_.groups.empty()) return no_match();
     Match match = matcher_.find(keys, max_tokens);
     if (drop_last && match.num_tokens > 0) match = matcher_.find(keys, match.num_tokens - 1);
     return match;
@@ -101,6 +100,7 @@ KvSequence FlatKv::open(const Match& match) {
 
 std::uint32_t FlatKv::fitting_tokens(const KvSequence& sequence, std::uint32_t num_tokens,
                                      std::uint32_t num_blocks) const noexcept {
+    if (config_.groups.empty()) return num_tokens;
     // Each block taken lets at most one group grow by its block, so walk down by the smallest block.
     std::uint32_t step = config_.groups.front().block_tokens;
     for (const GroupSpec& group : config_.groups) step = std::min(step, group.block_tokens);
@@ -139,11 +139,14 @@ void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<cons
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
         const std::uint32_t block_tokens = config_.groups[group].block_tokens;
-        const std::uint32_t num_whole = num_tokens / block_tokens;
+        const std::uint32_t keys_per_block = block_tokens / chain.key_tokens();
+        // Keys that look ahead come later than their block.
+        const auto num_keyed = static_cast<std::uint32_t>(chain.keys().size()) / keys_per_block;
+        const std::uint32_t num_whole = std::min(num_tokens / block_tokens, num_keyed);
         for (std::uint32_t& index = column.num_published; index < num_whole; ++index) {
             const BlockId block = column.table.ids()[index];
             if (block == kNullBlock) continue;
-            const Digest& key = chain.keys()[(index + 1) * (block_tokens / chain.key_tokens()) - 1];
+            const Digest& key = chain.keys()[(index + 1) * keys_per_block - 1];
             if (pool_.publish(block, key, group) && pool_.events().enabled())
                 record_stored(chain, tokens, group, index);
         }

@@ -19,7 +19,7 @@ struct KvConfig {
     std::uint32_t in_flight_tokens = 0;  ///< most tokens of one sequence that are computed but not confirmed
     bool prefix_caching = true;
     bool record_events = false;
-    std::vector<GroupSpec> groups;
+    std::vector<GroupSpec> groups;  ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
 };
 
 /// The flat KV manager: one pool under any number of groups. Knows sequences of tokens, not requests.

@@ -18,7 +18,7 @@ void PrefillPass::run() {
         if (cut_->is_prefilling()) static_cast<void>(serve(*cut_, step_.room_for_one()));
     }
     admission_.close();
-    engine.prefill_bound = step_.room_for_one() == 0 && !engine.waiting.empty();
+    engine.prefill_bound = !engine.waiting.empty();
 }
 
 bool PrefillPass::is_throttled() const {

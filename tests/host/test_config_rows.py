@@ -24,7 +24,7 @@ HOST = ".".join(str(installed_version()).split(".")[:2])
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/compatibility.md"
 STATES = {"honoured", "adjusted", "refused", "outside"}
-ONLY_IN_033 = {"cache_config.simple_cpu_offload_num_blocks", "num_hash_lookahead_tokens"}
+ONLY_IN_033 = {"cache_config.simple_cpu_offload_num_blocks"}
 
 # Section of the page -> class whose every field it must list.
 LISTED = {

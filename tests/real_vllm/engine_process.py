@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one scenario in this process. `runner` preloads this module into a fork server, so vLLM is imported once."""
 
+import gc
 import os
 from typing import Any
 
+from real_vllm import cpu_host
 from real_vllm.scenario import Outcome, PromptRequest, Scenario
 
 ENVIRONMENT = {
@@ -16,8 +18,11 @@ ENVIRONMENT = {
 }
 os.environ.update(ENVIRONMENT)
 
+import torch  # noqa: E402
 import vllm  # noqa: E402 - vLLM reads the variables above when it is imported
+from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.model_executor.models import registry  # noqa: E402
+from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 
 MAX_STEPS = 20_000
 BOS_ID = 0
@@ -27,7 +32,9 @@ registry._run_in_subprocess = lambda function: function()
 
 
 def run(scenario: Scenario) -> Outcome:
-    """Build the engine, feed it the scenario's requests step by step, and collect what came out."""
+    """Build the engine, feed it the scenario's requests step by step, collect what came out, and take the engine down."""
+    for name in scenario.host_patches:
+        getattr(cpu_host, name)()
     arguments: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -38,15 +45,25 @@ def run(scenario: Scenario) -> Outcome:
     if scenario.scheduler_cls is not None:
         arguments["scheduler_cls"] = scenario.scheduler_cls
     engine = vllm.LLM(str(scenario.model), **arguments).llm_engine
-    return _Run(engine, scenario.requests).outcome()
+    try:
+        return _Run(engine, scenario).outcome()
+    finally:
+        engine.engine_core.shutdown()
+        del engine
+        gc.collect()
 
 
 class _Run:
-    def __init__(self, engine: Any, requests: tuple[PromptRequest, ...]) -> None:
+    def __init__(self, engine: Any, scenario: Scenario) -> None:
         self._engine = engine
-        self._requests = requests
-        self._tokens: list[tuple[int, ...]] = [() for _ in requests]
-        self._reasons: list[str | None] = [None for _ in requests]
+        self._requests = scenario.requests
+        self._interventions = scenario.interventions
+        self._tokens: list[tuple[int, ...]] = [() for _ in self._requests]
+        self._reasons: list[str | None] = [None for _ in self._requests]
+        self._logprobs: list[tuple[float, ...] | None] = [None for _ in self._requests]
+        self._embeddings: list[tuple[float, ...]] = [() for _ in self._requests]
+        self._order: list[int] = []
+        self._answers: list[Any] = []
         self._num_steps = 0
 
     def outcome(self) -> Outcome:
@@ -54,11 +71,13 @@ class _Run:
             if self._num_steps >= MAX_STEPS:
                 open_requests = [index for index, reason in enumerate(self._reasons) if reason is None]
                 raise TimeoutError(f"requests {open_requests} are unfinished after {MAX_STEPS} steps")
+            self._intervene()
             self._abort()
             self._add_arrivals()
             self._take_step()
         counters = self._counters()
-        scheduler = type(self._engine.engine_core.engine_core.scheduler)
+        core = getattr(self._engine.engine_core, "engine_core", None)
+        scheduler = type(core.scheduler) if core else None
         return Outcome(
             token_ids=tuple(self._tokens),
             finish_reasons=tuple(str(reason) for reason in self._reasons),
@@ -66,17 +85,50 @@ class _Run:
             num_preemptions=counters["vllm:num_preemptions"],
             num_cached_tokens=counters["vllm:prefix_cache_hits"],
             num_query_tokens=counters["vllm:prefix_cache_queries"],
-            scheduler_name=f"{scheduler.__module__}.{scheduler.__qualname__}",
+            scheduler_name=f"{scheduler.__module__}.{scheduler.__qualname__}" if scheduler else "",
+            finish_order=tuple(self._order),
+            counters=counters,
+            prompt_logprobs=tuple(self._logprobs),
+            embeddings=tuple(self._embeddings),
+            answers=tuple(self._answers),
+            num_batches_in_flight=core.batch_queue_size if core else 0,
         )
+
+    def _intervene(self) -> None:
+        for intervention in self._interventions:
+            if intervention.step == self._num_steps:
+                core = self._engine.engine_core.engine_core
+                self._answers.append(getattr(core, intervention.method)(**intervention.arguments))
 
     def _add_arrivals(self) -> None:
         for index, request in enumerate(self._requests):
             if request.chunks:
                 self._send_chunks(index, request)
             elif request.arrival_step == self._num_steps:
-                parameters = vllm.SamplingParams(temperature=0.0, max_tokens=request.max_tokens)
-                prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
-                self._engine.add_request(str(index), prompt, parameters)
+                prompt = self._prompt(request)
+                lora = None
+                if request.adapter is not None:
+                    number = 1 + int.from_bytes(request.adapter.name.encode(), "big") % 1_000_000
+                    lora = LoRARequest(request.adapter.name, number, str(request.adapter))
+                parameters = self._parameters(request)
+                self._engine.add_request(str(index), prompt, parameters, lora_request=lora, priority=request.priority)
+
+    def _prompt(self, request: PromptRequest) -> dict[str, Any]:
+        if request.embedding_seed is None:
+            return {"prompt_token_ids": list(request.prompt_token_ids)}
+        rows = torch.randn(
+            (max(request.prompt_token_ids) + 1, self._engine.model_config.get_hidden_size()),
+            generator=torch.Generator().manual_seed(request.embedding_seed),
+        )
+        return {"prompt_embeds": rows[list(request.prompt_token_ids)] * 0.02}
+
+    def _parameters(self, request: PromptRequest) -> Any:
+        if self._engine.model_config.runner_type == "pooling":
+            return vllm.PoolingParams(task="embed")
+        sampling = dict(request.sampling)
+        if "structured_outputs" in sampling:
+            sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+        return vllm.SamplingParams(temperature=0.0, max_tokens=request.max_tokens, **sampling)
 
     def _send_chunks(self, index: int, request: PromptRequest) -> None:
         if request.arrival_step == self._num_steps:
@@ -113,11 +165,22 @@ class _Run:
 
     def _take_step(self) -> None:
         for output in self._engine.step():
-            completion = output.outputs[0]
-            self._tokens[int(output.request_id)] = tuple(completion.token_ids)
-            if output.finished:
-                self._reasons[int(output.request_id)] = completion.finish_reason
+            self._note(int(output.request_id), output)
         self._num_steps += 1
+
+    def _note(self, index: int, output: Any) -> None:
+        if hasattr(output, "outputs") and isinstance(output.outputs, list):
+            completion = output.outputs[0]
+            self._tokens[index] = tuple(completion.token_ids)
+            reason = completion.finish_reason
+            if output.prompt_logprobs:
+                self._logprobs[index] = _prompt_logprobs(output)
+        else:
+            self._embeddings[index] = tuple(output.outputs.data.tolist())
+            reason = "stop"
+        if output.finished:
+            self._reasons[index] = reason
+            self._order.append(index)
 
     def _counters(self) -> dict[str, int]:
         totals: dict[str, int] = {}
@@ -126,3 +189,9 @@ class _Run:
             if value is not None:
                 totals[metric.name] = totals.get(metric.name, 0) + int(value)
         return totals
+
+
+def _prompt_logprobs(output: Any) -> tuple[float, ...]:
+    """The log probability of each prompt token after the first, which has none."""
+    entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return tuple(entry[token].logprob for token, entry in entries)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,12 +26,27 @@ def run_scenario(scenario: Scenario, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ou
     Raises:
         ScenarioError: the process raised, died, or took longer than ``timeout_s``.
     """
+    (result,) = run_scenarios([scenario], timeout_s)
+    if isinstance(result, ScenarioError):
+        raise result
+    return result
+
+
+def run_scenarios(scenarios: Sequence[Scenario], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Outcome | ScenarioError]:
+    """Run ``scenarios`` one after another in one fresh process: a second engine there costs much less than a second process.
+
+    Returns:
+        What each gave; an error in place of one that raised.
+
+    Raises:
+        ScenarioError: the process died or took longer than ``timeout_s``.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOADED])
     _put_tests_on_path()
     with tempfile.NamedTemporaryFile(prefix="scenario-", suffix=".log") as log:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(scenario, sender, log.name))
+        process = context.Process(target=_child, args=(list(scenarios), sender, log.name))
         process.start()
         sender.close()
         try:
@@ -40,36 +56,41 @@ def run_scenario(scenario: Scenario, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ou
             if process.is_alive():
                 process.kill()
                 process.join()
-        if isinstance(result, Outcome):
-            return result
-        printed = Path(log.name).read_text(errors="replace")[-4000:]
-        raise ScenarioError(f"{result} (exit code {process.exitcode})\n--- printed ---\n{printed}")
+        printed = (
+            f"(exit code {process.exitcode})\n--- printed ---\n{Path(log.name).read_text(errors='replace')[-4000:]}"
+        )
+        if isinstance(result, str):
+            raise ScenarioError(f"{result} {printed}")
+        return [ScenarioError(f"{one} {printed}") if isinstance(one, str) else one for one in result]
 
 
-def _receive(receiver: Connection, timeout_s: float) -> Outcome | str:
+def _receive(receiver: Connection, timeout_s: float) -> list[Outcome | str] | str:
     if not receiver.poll(timeout_s):
         return f"no result after {timeout_s:.0f} s"
     try:
-        result: Outcome | str = receiver.recv()
+        result: list[Outcome | str] | str = receiver.recv()
     except EOFError:
         return "the process died"
     return result
 
 
-def _child(scenario: Scenario, sender: Connection, log_path: str) -> None:
+def _child(scenarios: list[Scenario], sender: Connection, log_path: str) -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    try:
-        from real_vllm.engine_process import run
-
-        result: Outcome | str = run(scenario)
-    except BaseException:
-        result = traceback.format_exc()
-    sender.send(result)
+    sender.send([_run_one(scenario) for scenario in scenarios])
     sender.close()
     # vLLM registers exit handlers that wait for threads of the process this one was forked from.
     os._exit(0)
+
+
+def _run_one(scenario: Scenario) -> Outcome | str:
+    try:
+        from real_vllm.engine_process import run
+
+        return run(scenario)
+    except BaseException:
+        return traceback.format_exc()
 
 
 def _put_tests_on_path() -> None:

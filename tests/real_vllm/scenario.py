@@ -32,6 +32,10 @@ class PromptRequest:
         arrival_step: engine step before which the request is added.
         abort_after_tokens: abort once this many tokens have come out; 0 aborts one step after arrival.
         chunks: makes it a session; the end of its input is sent with the last one.
+        sampling: further arguments of vLLM's `SamplingParams`; `structured_outputs` as a mapping.
+        priority: smaller goes first, under the priority policy.
+        adapter: folder of a LoRA adapter.
+        embedding_seed: when set, the prompt is sent as embeddings drawn from this seed, one for each token id.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -39,6 +43,25 @@ class PromptRequest:
     arrival_step: int = 0
     abort_after_tokens: int | None = None
     chunks: tuple[InputChunk, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    adapter: Path | None = None
+    embedding_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A call of a method of vLLM's `EngineCore` while requests run.
+
+    Attributes:
+        step: engine step before which it is called.
+        method: its name.
+        arguments: its keyword arguments.
+    """
+
+    step: int
+    method: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,12 +73,16 @@ class Scenario:
         scheduler_cls: dotted path of the scheduler class, or None for vLLM's own choice.
         engine_arguments: further keyword arguments of ``vllm.LLM``.
         requests: what to send, in order of arrival.
+        host_patches: names of functions of `cpu_host`, called before the engine is built.
+        interventions: calls while requests run.
     """
 
     model: Path
     requests: tuple[PromptRequest, ...]
     scheduler_cls: str | None = None
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
+    host_patches: tuple[str, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +96,13 @@ class Outcome:
         num_preemptions: how often a running request lost its blocks, as vLLM counts it.
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_query_tokens: prompt tokens looked up in the prefix cache.
-        scheduler_name: qualified name of the scheduler class that ran.
+        scheduler_name: qualified name of the scheduler class that ran; empty when it ran in another process.
+        finish_order: request numbers as they ended.
+        counters: vLLM's metrics that count, by name, at the end.
+        prompt_logprobs: by request, the log probability of each prompt token, where it was asked for.
+        embeddings: by request, of a pooling model.
+        answers: by intervention, what the call returned.
+        num_batches_in_flight: most steps that the engine queued.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -79,3 +112,9 @@ class Outcome:
     num_cached_tokens: int
     num_query_tokens: int
     scheduler_name: str
+    finish_order: tuple[int, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    prompt_logprobs: tuple[tuple[float, ...] | None, ...] = ()
+    embeddings: tuple[tuple[float, ...], ...] = ()
+    answers: tuple[Any, ...] = ()
+    num_batches_in_flight: int = 1

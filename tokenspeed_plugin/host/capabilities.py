@@ -196,6 +196,8 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability(_SPEC + "SlidingWindowSpec", fields=("block_size", "sliding_window")),
     Capability("vllm.v1.core.kv_cache_utils:KVCacheBlockCopy"),
     Capability("vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask"),
+    Capability("vllm.v1.utils:tensor_data", parameters=("tensor",)),
+    Capability("vllm.v1.outputs:SamplingMaskLists.slice_request", parameters=("req_idx", "num_positions")),
     Capability("vllm.distributed.kv_events:EventPublisherFactory.create", parameters=("config",)),
     Capability(
         "vllm.distributed.kv_events:BlockStored",

@@ -118,17 +118,10 @@ REFUSED: tuple[Refused, ...] = (
     Refused("model_config.supports_multimodal_inputs", bool, "multimodal input", "add `--language-model-only`"),
     Refused("is_mm_encoder_only", bool, "an encoder-only instance", "leave out `--mm-encoder-only`"),
     Refused("model_config.is_hybrid", bool, "a model with state layers (Mamba, GDN, KDA)", "serve an attention model"),
-    Refused("model_config.is_attention_free", bool, "a model without attention", "serve an attention model"),
     # features of requests
     Refused("num_prefill_lookahead_tokens", lambda v: bool(v) and v > 1, "a drafter of several MTP modules", "lower `num_speculative_tokens`"),
-    Refused("num_hash_lookahead_tokens", bool, "prefix keys that look ahead", "set `disable_lookahead_block_hashes` in `--speculative-config`"),
-    Refused("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
-    Refused("model_config.return_sampling_mask", bool, "returning sampling masks", "leave out `--return-sampling-mask`"),
     Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
     # parallelism
-    Refused("parallel_config.data_parallel_size", _is_many, "data parallelism", "start one server for each replica"),
-    Refused("parallel_config.decode_context_parallel_size", _is_many, "decode context parallelism", "leave it out"),
-    Refused("parallel_config.prefill_context_parallel_size", _is_many, "prefill context parallelism", "leave it out"),
     Refused("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
     # observability
     Refused("observability_config.per_request_spec_decode_metrics", lambda v: v not in (None, "none"), "this metric", "leave it out"),

@@ -15,6 +15,11 @@ from functools import cache
 from typing import Any
 
 
+def num_hash_lookahead_tokens(vllm_config: Any) -> int:
+    """Tokens behind a block that its prefix key must name as well; vLLM has drafters ask for them since 0.33."""
+    return int(getattr(vllm_config, "num_hash_lookahead_tokens", 0))
+
+
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
     """Constructor fields of a vLLM dataclass or msgspec struct, in positional order.

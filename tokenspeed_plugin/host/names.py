@@ -93,7 +93,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.utils import strip_speculative_padding
-from vllm.v1.utils import ConstantList
+from vllm.v1.utils import ConstantList, tensor_data
 
 __all__ = [
     "EMPTY_MODEL_RUNNER_OUTPUT",
@@ -176,4 +176,5 @@ __all__ = [
     "init_logger",
     "maybe_convert_block_hash",
     "strip_speculative_padding",
+    "tensor_data",
 ]

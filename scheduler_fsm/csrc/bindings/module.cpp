@@ -102,7 +102,8 @@ void bind_requests(py::module_& module) {
             return keys;
         });
     module.def("prepare_prompt", &bindings::prepare_prompt, py::kw_only(), py::arg("tokens"), py::arg("key_tokens"),
-               py::arg("salt") = "", py::arg("adapter") = "", py::arg("content_spans") = py::list());
+               py::arg("salt") = "", py::arg("adapter") = "", py::arg("content_spans") = py::list(),
+               py::arg("lookahead_tokens") = 0);
     py::class_<StopRules>(module, "StopRules")
         .def(py::init([](std::optional<std::int32_t> eos, std::vector<std::int32_t> stops, std::uint32_t min_tokens,
                          std::uint32_t max_tokens, std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> repetition) {

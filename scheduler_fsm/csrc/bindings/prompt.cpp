@@ -27,10 +27,11 @@ std::vector<kv_flat::TokenId> read_tokens(const py::handle& sequence, const char
 
 scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
-    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans) {
+    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans,
+    std::uint32_t lookahead_tokens) {
     scheduler_fsm::PreparedPrompt prompt;
     prompt.tokens = read_tokens(tokens, "the prompt");
-    kv_flat::KeyContext context{std::move(salt), std::move(adapter), {}};
+    kv_flat::KeyContext context{std::move(salt), std::move(adapter), {}, lookahead_tokens};
     for (const auto& [begin, end, content_id] : content_spans) context.spans.push_back({begin, end, content_id});
     if (key_tokens > 0) {
         const py::gil_scoped_release unlocked;

@@ -21,6 +21,7 @@ namespace py = pybind11;
 /// step.
 [[nodiscard]] scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
-    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans);
+    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans,
+    std::uint32_t lookahead_tokens);
 
 }  // namespace tokenspeed::bindings

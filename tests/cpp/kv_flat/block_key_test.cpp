@@ -67,6 +67,31 @@ TEST_CASE("extra keys of different kinds, and of shifted lengths, never collide"
     CHECK(chain_of(8, {}, tokens).keys()[1] != chain_of(16, {}, tokens).keys()[0]);
 }
 
+TEST_CASE("a key that looks ahead names the tokens behind its block, and exists once they are known") {
+    KeyContext looking;
+    looking.lookahead_tokens = 2;
+    auto tokens = counting(66);
+    const KeyChain before = chain_of(16, looking, tokens);
+    REQUIRE(before.keys().size() == 4);
+    CHECK(before.keys()[0] != chain_of(16, {}, tokens).keys()[0]);
+    KeyChain grown(16, looking);
+    for (std::size_t size = 0; size <= tokens.size(); ++size) {
+        grown.extend(std::span(tokens).first(size));
+        CHECK(grown.keys().size() == (size < 2 ? 0 : (size - 2) / 16));
+    }
+    CHECK(std::ranges::equal(grown.keys(), before.keys()));
+    grown.truncate(49);
+    CHECK(grown.keys().size() == 2);
+
+    tokens[33] = 99;  // the second token behind block 1
+    const KeyChain after = chain_of(16, looking, tokens);
+    CHECK(before.keys()[0] == after.keys()[0]);
+    CHECK(before.keys()[1] != after.keys()[1]);
+    looking.spans = {{33, 40, "picture"}};
+    CHECK(before.keys()[1] != chain_of(16, looking, counting(66)).keys()[1]);
+    CHECK(before.keys()[0] == chain_of(16, looking, counting(66)).keys()[0]);
+}
+
 TEST_CASE("content inside a block changes the keys from that block on") {
     const auto tokens = counting(64);
     const KeyChain plain = chain_of(16, {}, tokens);

@@ -96,7 +96,20 @@ TEST_CASE("replaying events gives the set of blocks that can be hit") {
 }
 
 TEST_CASE("a configuration that makes no sense is refused by name") {
-    CHECK_THROWS_WITH(FlatKv(config_of(8, {})), Catch::Contains("groups is empty"));
     CHECK_THROWS_WITH(FlatKv(config_of(8, {{"odd", 6, Retention::kFull, 0}})),
                       Catch::Contains("groups[odd].block_tokens is 6"));
+}
+
+TEST_CASE("without groups sequences hold nothing and always fit, and no prefix is found") {
+    FlatKv kv(config_of(2, {}));
+    KvSequence sequence = kv.open(kv.no_match());
+    CHECK(kv.least_held_blocks(1000) == 0);
+    CHECK(kv.fitting_tokens(sequence, 1000, 0) == 1000);
+    REQUIRE(kv.extend(sequence, 1000));
+    KeyChain chain(4, {});
+    const std::vector<TokenId> tokens(16, 7);
+    chain.extend(tokens);
+    kv.publish(sequence, chain, tokens, 16);
+    CHECK(kv.probe(chain.keys(), 15).num_tokens == 0);
+    CHECK(sequence.num_held_blocks() == 0);
 }
