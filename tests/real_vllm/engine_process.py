@@ -67,6 +67,7 @@ class _Run:
             num_cached_tokens=counters["vllm:prefix_cache_hits"],
             num_query_tokens=counters["vllm:prefix_cache_queries"],
             scheduler_name=f"{scheduler.__module__}.{scheduler.__qualname__}",
+            num_external_tokens=counters.get("vllm:external_prefix_cache_hits", 0),
         )
 
     def _add_arrivals(self) -> None:

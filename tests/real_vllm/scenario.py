@@ -70,6 +70,7 @@ class Outcome:
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_query_tokens: prompt tokens looked up in the prefix cache.
         scheduler_name: qualified name of the scheduler class that ran.
+        num_external_tokens: prompt tokens that a KV connector found.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -79,3 +80,4 @@ class Outcome:
     num_cached_tokens: int
     num_query_tokens: int
     scheduler_name: str
+    num_external_tokens: int = 0
