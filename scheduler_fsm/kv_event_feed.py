@@ -16,6 +16,8 @@ from tokenspeed_plugin.host.names import (
 from tokenspeed_plugin.scheduler_fsm._core import Core, KvEventKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenspeed_plugin.host.names import KVEventsConfig, VllmConfig
 
 
@@ -27,10 +29,11 @@ class KvEventFeed:
         self._enabled = events is not None and events.enable_kv_cache_events
         self._publisher = EventPublisherFactory.create(events, vllm_config.parallel_config.data_parallel_index)
 
-    def publish(self, core: Core) -> None:
-        """Publish the core's events since the last call."""
-        if self._enabled and (events := core.drain_kv_events()):
-            self._publisher.publish(KVEventBatch(ts=time.time(), events=[_event(*event) for event in events]))
+    def publish(self, core: Core, others: "Sequence[Any]" = ()) -> None:
+        """Publish the core's events since the last call, and those of a connector's tiers (`others`)."""
+        events = [_event(*event) for event in core.drain_kv_events()] if self._enabled else []
+        if events or others:
+            self._publisher.publish(KVEventBatch(ts=time.time(), events=[*events, *others]))
 
     def publisher_config(self) -> "KVEventsConfig | None":
         """The publisher's resolved configuration, for subscribers."""

@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import RequestStatus
@@ -11,12 +11,18 @@ from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
 from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
 
 if TYPE_CHECKING:
-    from tokenspeed_plugin.host.names import Request
+    from tokenspeed_plugin.host.names import KVConnectorOutput, Request
+    from tokenspeed_plugin.scheduler_fsm.connector_port import ConnectorPort
     from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
     from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 
 logger = named_logger(__name__)
+
+
+_NO_SESSIONS = (
+    "streaming-input sessions cannot be served together with a KV connector; leave out `--kv-transfer-config` for them"
+)
 
 
 class RequestDesk:
@@ -29,6 +35,7 @@ class RequestDesk:
         grammars: "GrammarGate",
         mirror: "RequestMirror",
         outbox: "ClientOutbox",
+        port: "ConnectorPort | None" = None,
         *,
         rows_carry_masks: bool = False,
     ) -> None:
@@ -40,6 +47,7 @@ class RequestDesk:
         self._grammars = grammars
         self._mirror = mirror
         self._outbox = outbox
+        self._port = port
         self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
         self._rows_carry_masks = rows_carry_masks
         # Told to the workers with the next plan.
@@ -62,13 +70,21 @@ class RequestDesk:
         if self.sessions.owns(req_id):
             self.sessions.take(self.requests.get(req_id), request)
             return
-        if req_id in self.requests:
+        if request.resumable and self._port is not None:
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_SESSIONS)
+            return
+        if req_id in self.requests or (self._port is not None and self._port.is_draining(req_id)):
             msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
             raise ValueError(msg)
+        if self._port is not None:
+            self._port.new_request(request)
         try:
             self.handles[req_id] = self._submit(request)
         except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:
             self._outbox.close(request, RequestStatus.FINISHED_ERROR, str(refusal))
+            if self._port is not None:
+                self._port.refused(request)
+                self._finished_req_ids.add(req_id)
             return
         self.requests[req_id] = request
         if request.resumable:
@@ -116,15 +132,25 @@ class RequestDesk:
             self.forget(request)
         return ended
 
-    def forget(self, request: "Request") -> None:
-        """Drop what is kept of a request that ended, and tell workers and clients."""
+    def forget(self, request: "Request") -> dict[str, Any] | None:
+        """Drop what is kept of a request that ended, with its final status set, and tell workers and clients.
+
+        Returns:
+            A connector's parameters for its client.
+        """
         req_id = request.request_id
+        params = None
+        if self._port is None:
+            self._core.release(self.handles[req_id])
+        else:
+            params = self._port.ended(request, self.handles[req_id])
         del self.requests[req_id]
+        del self.handles[req_id]
         self.sessions.close(request)
-        self._core.release(self.handles.pop(req_id))
         self._grammars.drop(req_id)
         self._finished_req_ids.add(req_id)
         self._outbox.note_finished(request)
+        return params
 
     # -- what happens around a step --------------------------------------------------------------------------------------------
 
@@ -135,17 +161,17 @@ class RequestDesk:
             request.status = RequestStatus.WAITING
             self._core.open_gate(self.handles[request.request_id])
         for request, message in failed:
-            self.finish(request.request_id, RequestStatus.FINISHED_ERROR)
-            self._outbox.close(request, RequestStatus.FINISHED_ERROR, message)
+            self.fail(request, message)
 
     def note_changes(self, plan: _core.PlanColumns) -> None:
         """Keep vLLM's requests and the workers informed of what happens rarely."""
         now_s = time.monotonic()
         self.note_preemptions(plan.retracted, now_s)
-        for request, num_cached_tokens in plan.admitted:
-            self._mirror.admitted(request, num_cached_tokens, now_s)
+        for request, num_cached_tokens, num_loaded_tokens in plan.admitted:
+            self._mirror.admitted(request, num_cached_tokens, num_loaded_tokens, now_s)
         for request in plan.ended:
             logger.warning("Request %s ends: it fills the whole KV cache alone.", request.request_id)
+            request.status = RequestStatus.FINISHED_LENGTH_CAPPED
             self.forget(request)
             self._outbox.close(request, RequestStatus.FINISHED_LENGTH_CAPPED)
 
@@ -159,6 +185,33 @@ class RequestDesk:
         for request in requests:
             self._mirror.preempted(request, now_s)
             self._preempted_req_ids.add(request.request_id)
+
+    def take_failed_loads(self, port: "ConnectorPort", output: "KVConnectorOutput | None") -> None:
+        """Requests whose KV did not come compute it themselves, or end; before the step's results are taken in.
+
+        Args:
+            port: of the connector.
+            output: what its workers report with a step.
+        """
+        for request in port.offers.take_failed():
+            self.fail(request, f"the KV connector failed on request {request.request_id}; the log has the reason")
+        if output is None or not (output.invalid_block_ids or output.failed_recving):
+            return
+        affected, loading = port.failed_loads(output, self.requests, self.handles)
+        if port.recomputes_failed_loads:
+            for request in affected:
+                self._core.recompute(self.handles[request.request_id])
+            self.note_preemptions(affected, time.monotonic())
+            return
+        for request in [*affected, *loading]:
+            self.fail(
+                request, f"the KV of request {request.request_id} could not be loaded (kv_load_failure_policy=fail)"
+            )
+
+    def fail(self, request: "Request", message: str) -> None:
+        """End a request with an error; nothing happens when it has ended."""
+        if self.finish(request.request_id, RequestStatus.FINISHED_ERROR):
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, message)
 
     def take_notices(self) -> tuple[set[str], set[str]]:
         """Ids of requests that ended and that were preempted since the last call, for the workers."""

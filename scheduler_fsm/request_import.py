@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's requests, in the core's terms."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tokenspeed_plugin.host.names import get_request_block_hasher
 from tokenspeed_plugin.scheduler_fsm import _core
 from tokenspeed_plugin.scheduler_fsm.embedding_spans import embedding_spans
 
@@ -30,16 +32,30 @@ class PromptImporter:
         """
         self._key_tokens = key_tokens
         self._lookahead_tokens = lookahead_tokens
+        self._vllm_keys: Callable[[Request], list[bytes]] | None = None
+
+    def hasher(self, *_: Any) -> "PromptImporter":
+        """The factory of vLLM's block hasher; makes this importer stand in for it."""
+        return self
+
+    def hasher_beside_vllm(self, hash_block_tokens: int, hash_function: Any, lookahead_tokens: int) -> "PromptImporter":
+        """The same, with vLLM's own block hashes beside ours: a connector's store is shared with engines that know only those."""
+        # vLLM 0.32 knows no lookahead.
+        lookahead = (lookahead_tokens,) if lookahead_tokens else ()
+        self._vllm_keys = get_request_block_hasher(hash_block_tokens, hash_function, *lookahead)
+        return self
 
     def __call__(self, request: "Request") -> list[bytes]:
-        """vLLM's hasher interface. The keys stay with the prepared prompt; vLLM's own list is left empty."""
+        """vLLM's hasher interface. The keys stay with the prepared prompt; vLLM's own list is left empty without a connector."""
         if not hasattr(request, _PROMPT):
             setattr(request, _PROMPT, self._prepare(request))
-        return []
+        return [] if self._vllm_keys is None else self._vllm_keys(request)
 
     def take(self, request: "Request") -> _core.PreparedPrompt:
-        """The request's prepared prompt; made now when no hasher ran."""
+        """The request's prepared prompt; made now when no hasher ran, or when a connector has cut the prompt since."""
         prompt = request.__dict__.pop(_PROMPT, None)
+        if prompt is not None and prompt.num_tokens != request.num_tokens:
+            prompt = None
         # Keep the mark: output tokens that are mirrored later must not be taken for a new prompt.
         setattr(request, _PROMPT, None)
         return prompt if prompt is not None else self._prepare(request)

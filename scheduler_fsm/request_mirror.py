@@ -21,12 +21,13 @@ class RequestMirror:
         if self._log_stats:
             request.record_event(EngineCoreEventType.QUEUED)
 
-    def admitted(self, request: "Request", num_cached_tokens: int, now_s: float) -> None:
+    def admitted(self, request: "Request", num_cached_tokens: int, num_loaded_tokens: int, now_s: float) -> None:
         """It runs from now on.
 
         Args:
             request: that was waiting.
             num_cached_tokens: of its tokens, served by the prefix cache.
+            num_loaded_tokens: of its tokens, loaded by a connector.
             now_s: monotonic clock.
         """
         request.status = RequestStatus.RUNNING
@@ -35,7 +36,7 @@ class RequestMirror:
             request.prefill_stats.set(
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_local_cached_tokens=num_cached_tokens,
-                num_external_cached_tokens=0,
+                num_external_cached_tokens=num_loaded_tokens,
             )
         if self._log_stats:
             request.record_event(EngineCoreEventType.SCHEDULED, now_s)
@@ -63,5 +64,6 @@ class RequestMirror:
         if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
             request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
+        request.num_computed_tokens = 0
         if self._log_stats:
             request.record_event(EngineCoreEventType.PREEMPTED, now_s)

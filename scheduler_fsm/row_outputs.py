@@ -20,11 +20,21 @@ logger = named_logger(__name__)
 class RowOutputs:
     """Builds EngineCoreOutputs one by one, for the rows that the core does not build itself."""
 
-    def __init__(self, core: Core, grammars: "GrammarGate", *, returns_masks: bool = False) -> None:
-        """Args: returns_masks: whether outputs carry the sampler's masks (`--return-sampling-mask`)."""
+    def __init__(
+        self, core: Core, grammars: "GrammarGate", *, returns_masks: bool = False, mirrors_tokens: bool = False
+    ) -> None:
+        """Set what rows carry.
+
+        Args:
+            core: builds the other rows.
+            grammars: of structured outputs.
+            returns_masks: whether outputs carry the sampler's masks (`--return-sampling-mask`).
+            mirrors_tokens: whether a connector reads the requests' own lists of tokens.
+        """
         self._core = core
         self._grammars = grammars
         self._returns_masks = returns_masks
+        self._mirrors_tokens = mirrors_tokens
 
     def build(
         self, rows: "list[SpecialRow]", model_output: "ModelRunnerOutput"
@@ -40,6 +50,8 @@ class RowOutputs:
                 self._end(request, outcomes.BY_NUMBER[reason], stop_token)
             if token_ids and request.structured_output_request is not None:
                 self._advance_grammar(request, handle, token_ids)
+            elif token_ids and self._mirrors_tokens:
+                request.append_output_token_ids(token_ids)
             if not token_ids and not request.is_finished():
                 continue
             request.num_nans_in_logits = nans.get(request.request_id, request.num_nans_in_logits)

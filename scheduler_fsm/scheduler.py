@@ -18,7 +18,7 @@ from tokenspeed_plugin.host.names import (
     PauseState,
     SchedulerInterface,
 )
-from tokenspeed_plugin.scheduler_fsm import _core, config_map, request_import
+from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         DraftTokenIds,
         GrammarOutput,
         KVCacheConfig,
+        KVConnectorBase_V1,
         KVEventsConfig,
         ModelRunnerOutput,
         MultiModalRegistry,
@@ -76,31 +77,29 @@ class TokenSpeedScheduler(SchedulerInterface):
         """
         config_gate.check(vllm_config, kv_cache_config)
         key_tokens = hash_block_size or block_size
-        # EngineCore reads both; None says "no connector".
-        self.connector = None
-        self.ec_connector = None
         self._core = _core.Core(
             config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens),
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
             output_class=EngineCoreOutput,
         )
+        self._port = port = connector_port.create(self._core, vllm_config, kv_cache_config, key_tokens)
+        # EngineCore reads both; None says "no connector".
+        self.connector = None if port is None else port.connector
+        self.ec_connector = None
         caching = bool(vllm_config.cache_config.enable_prefix_caching)
         prompts = request_import.PromptImporter(key_tokens if caching else 0, num_hash_lookahead_tokens(vllm_config))
-        patches.install_block_hasher(lambda *_: prompts, vllm_config, has_connector=False)
+        hasher = prompts.hasher if port is None else prompts.hasher_beside_vllm
+        patches.install_block_hasher(hasher, vllm_config, has_connector=port is not None)
         self._grammars = GrammarGate(structured_output_manager)
         self._outbox = ClientOutbox(include_finished_set=include_finished_set)
+        mirror = RequestMirror(log_stats=log_stats)
         masks = bool(vllm_config.model_config.return_sampling_mask)
         self._desk = RequestDesk(
-            self._core,
-            prompts,
-            self._grammars,
-            RequestMirror(log_stats=log_stats),
-            self._outbox,
-            rows_carry_masks=masks,
+            self._core, prompts, self._grammars, mirror, self._outbox, port, rows_carry_masks=masks
         )
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
-        self._rows = RowOutputs(self._core, self._grammars, returns_masks=masks)
+        self._rows = RowOutputs(self._core, self._grammars, returns_masks=masks, mirrors_tokens=port is not None)
         self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
@@ -135,6 +134,8 @@ class TokenSpeedScheduler(SchedulerInterface):
         if plan.retracted or plan.admitted or plan.ended:
             self._desk.note_changes(plan)
         output = scheduler_output(plan, *self._desk.take_notices())
+        if self._port is not None:
+            self._port.describe_step(output, plan, self.requests, self._desk.handles)
         self._steps.add(output, plan)
         return output
 
@@ -153,6 +154,9 @@ class TokenSpeedScheduler(SchedulerInterface):
         """Take in what a step produced; returns what each client gets."""
         outputs: dict[int, list[EngineCoreOutput]] = {}
         drafts = None
+        port, transferred = self._port, model_runner_output.kv_connector_output
+        if port is not None:
+            self._desk.take_failed_loads(port, transferred)
         step = self._steps.take(scheduler_output)
         if step is not None:
             delivered = self._core.advance(
@@ -163,18 +167,25 @@ class TokenSpeedScheduler(SchedulerInterface):
             )
             if delivered is not None:
                 outputs, special, drafts = delivered
+                if port is not None:
+                    connector_port.mirror_tokens(self.requests, outputs.values())
                 for request, output in self._rows.build(special, model_runner_output):
                     outputs.setdefault(request.client_index, []).append(output)
                     if output.finish_reason is not None and not self._desk.sessions.next_turn(request):
-                        self._desk.forget(request)
-        self._events.publish(self._core)
+                        output.kv_transfer_params = self._desk.forget(request)
+        if port is not None and transferred is not None:
+            port.take_reports(transferred, self._desk.handles)
+        self._events.publish(self._core, () if port is None else port.take_events())
         by_client = self._outbox.collect(outputs)
         if self._statistics is not None:
             # One front end is enough; without outputs the first one gets the report.
             if not by_client:
                 by_client[0] = EngineCoreOutputs()
             next(iter(by_client.values())).scheduler_stats = self._statistics.report(
-                model_runner_output.cudagraph_stats, drafts, scheduler_output.num_invalid_spec_tokens
+                model_runner_output.cudagraph_stats,
+                drafts,
+                scheduler_output.num_invalid_spec_tokens,
+                None if port is None else port.statistics(transferred),
             )
         return by_client
 
@@ -197,12 +208,21 @@ class TokenSpeedScheduler(SchedulerInterface):
         if self._pause_state == PauseState.PAUSED_ALL:
             return 0
         if self._pause_state == PauseState.PAUSED_NEW:
-            return self._core.num_running
+            # Requests that hold KV go on, queued ones stay.
+            return self._core.num_running + self._core.num_holding_waiting
         return self._core.num_running + self._core.num_waiting - self._core.num_awaiting_input
 
     def has_finished_requests(self) -> bool:
-        """Whether workers or clients are still to be told that a request ended."""
-        return bool(self._desk)
+        """Whether workers or clients are still to be told that a request ended, or a connector still uses its blocks."""
+        return bool(self._desk) or self._core.num_draining > 0
+
+    def has_requests(self) -> bool:
+        """Whether the engine must go on stepping."""
+        return super().has_requests() or (self._port is not None and self._port.has_push_work())
+
+    def get_kv_connector(self) -> "KVConnectorBase_V1 | None":
+        """The KV connector in its scheduler role, or None."""
+        return self.connector
 
     @property
     def pause_state(self) -> PauseState:
@@ -214,21 +234,23 @@ class TokenSpeedScheduler(SchedulerInterface):
         logger.info("Scheduler pause state: %s", pause_state.name)
         self._pause_state = pause_state
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes.
 
         Args:
             reset_running_requests: first take the KV of running requests away; they are computed again.
-            reset_connector: without a connector there is nothing to reset.
+            reset_connector: also forget what a connector stored.
 
         Returns:
-            False while blocks are in use.
+            False while blocks are in use, or when the connector could not.
         """
         if reset_running_requests:
             self._desk.note_preemptions(self._core.retract_all(), time.monotonic())
         done = self._core.reset_prefix_cache()
         if done and self._statistics is not None:
             self._statistics.note_reset()
+        if reset_connector and self._port is not None:
+            done = self._port.reset_cache() and done
         return done
 
     def reset_encoder_cache(self) -> None:
@@ -244,7 +266,9 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def make_stats(self) -> "SchedulerStats | None":
         """A report for vLLM's loggers; None when statistics are off."""
-        return None if self._statistics is None else self._statistics.report()
+        if self._statistics is None:
+            return None
+        return self._statistics.report(connector=None if self._port is None else self._port.statistics(None))
 
     def get_kv_event_publisher_config(self) -> "KVEventsConfig | None":
         """Where KV events are published."""
@@ -255,5 +279,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._core.check_integrity()
 
     def shutdown(self) -> None:
-        """Stop publishing KV events."""
+        """Stop publishing KV events, and the connector."""
         self._events.shutdown()
+        if self._port is not None:
+            self._port.shutdown()

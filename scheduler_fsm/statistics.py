@@ -27,6 +27,7 @@ class Statistics:
         cudagraph_stats: Any = None,
         drafts: "DraftTally | None" = None,
         num_invalid_drafts: dict[str, int] | None = None,
+        connector: dict[str, Any] | None = None,
     ) -> SchedulerStats:
         """What happened since the last report.
 
@@ -34,6 +35,7 @@ class Statistics:
             cudagraph_stats: of the model runner, passed through.
             drafts: how the step's drafts fared.
             num_invalid_drafts: by request, drafts that a grammar ruled out before they were verified.
+            connector: the part of a KV connector.
         """
         core = self._core
         num_skipped = core.num_skipped
@@ -45,6 +47,7 @@ class Statistics:
             prefix_cache_stats=self._prefix_cache(),
             cudagraph_stats=cudagraph_stats,
             spec_decoding_stats=self._speculation(drafts, num_invalid_drafts),
+            **(connector or {}),
         )
 
     def _speculation(

@@ -95,6 +95,8 @@ class Knobs:
     pooling: bool = False
     zero_blocks: bool = False
     connector: str | None = None
+    connector_options: Mapping[str, Any] = field(default_factory=dict)
+    load_failure_policy: str = "fail"
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -189,7 +191,13 @@ def _transfer_config(knobs: Knobs) -> KVTransferConfig | None:
     if knobs.connector is None:
         return None
     module, _, name = knobs.connector.rpartition(".")
-    return KVTransferConfig(kv_connector=name, kv_connector_module_path=module, kv_role="kv_both")
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_connector_module_path=module,
+        kv_role="kv_both",
+        kv_connector_extra_config=dict(knobs.connector_options),
+        kv_load_failure_policy=knobs.load_failure_policy,
+    )
 
 
 def _ngram_config(config: VllmConfig, num_spec_tokens: int) -> SpeculativeConfig:

@@ -63,6 +63,10 @@ bool BlockPool::publish(BlockId block, const Digest& key, GroupId group) noexcep
     return !index_.has_key(block) && index_.insert(key, group, block);
 }
 
+void BlockPool::unpublish(BlockId block) noexcept {
+    if (index_.has_key(block)) forget(block);
+}
+
 bool BlockPool::clear_cache() {
     if (num_in_use() > 0) return false;
     forget_keys();

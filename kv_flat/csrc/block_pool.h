@@ -70,6 +70,11 @@ class BlockPool {
     /// Makes a block hittable. False when it has a key already or another block holds the same content.
     bool publish(BlockId block, const Digest& key, GroupId group) noexcept;
 
+    /// Makes a block unhittable: what it holds is not what its key says. Nothing happens when it has no key.
+    void unpublish(BlockId block) noexcept;
+
+    [[nodiscard]] bool is_published(BlockId block) const noexcept { return index_.has_key(block); }
+
     [[nodiscard]] std::uint32_t num_owners(BlockId block) const noexcept { return blocks_[block].owners; }
 
     /// Forgets all cached content. False, and no change, while a block is in use.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_flat/csrc/flat_kv.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -120,6 +121,29 @@ bool FlatKv::extend(KvSequence& sequence, std::uint32_t num_tokens) {
         while (table.size() < wanted) table.append(pool_.take());
     }
     return true;
+}
+
+std::uint32_t FlatKv::blocks_to_load(const Match& match, std::uint32_t num_tokens,
+                                     std::uint32_t num_computed_tokens) const noexcept {
+    std::uint32_t sum = match.num_idle_blocks;
+    for (GroupId group = 0; group < config_.groups.size(); ++group) {
+        const auto num_matched = static_cast<std::uint32_t>(match.blocks[group].size());
+        const std::uint32_t first = std::max(num_matched, config_.groups[group].num_dead_blocks(num_computed_tokens));
+        const std::uint32_t wanted = ceil_div(num_tokens, config_.groups[group].block_tokens);
+        if (wanted > first) sum += wanted - first;
+    }
+    return sum;
+}
+
+void FlatKv::extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::uint32_t num_computed_tokens) {
+    retire(sequence, num_computed_tokens);
+    for (GroupId group = 0; group < config_.groups.size(); ++group) {
+        KvSequence::Column& column = sequence.columns_[group];
+        const std::uint32_t num_dead = config_.groups[group].num_dead_blocks(num_computed_tokens);
+        while (column.table.size() < num_dead) column.table.append_null();
+        column.num_retired = std::max(column.num_retired, num_dead);
+    }
+    static_cast<void>(extend(sequence, num_tokens));
 }
 
 void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept {

@@ -66,6 +66,14 @@ class FlatKv {
     /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
     [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens);
 
+    /// Free blocks that `open(match)` and then `extend_loaded(..., num_tokens)` take, at most.
+    [[nodiscard]] std::uint32_t blocks_to_load(const Match& match, std::uint32_t num_tokens,
+                                               std::uint32_t num_computed_tokens) const noexcept;
+
+    /// Makes room for KV that comes from elsewhere: tables cover `num_tokens`, without the blocks that no token at or
+    /// after `num_computed_tokens` reads. @pre blocks_to_load(...) <= pool().num_free()
+    void extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::uint32_t num_computed_tokens);
+
     /// Gives back the blocks that no token at or after `num_computed_tokens` reads.
     void retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept;
 

@@ -112,7 +112,7 @@ bool Admission::try_start(Request& request) {
         plan_.ended.push_back(&request);
         return false;
     }
-    if (start_if_it_fits(request)) return true;
+    if (start_if_it_fits(request)) return request.is_prefilling();
     pass_over(request);
     return false;
 }
@@ -131,8 +131,13 @@ bool Admission::start_if_it_fits(Request& request) {
         const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
         const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
         if (needed <= limit || is_alone()) {
+            const ExternalKv::Offer offer = ask_store(request, match, needed <= limit);
+            if (offer.is_undecided) {
+                Transfers(engine).put_aside(request);
+                return true;
+            }
             idle_.free_slot();
-            start(request, match);
+            start(request, match, offer);
             return true;
         }
         if ((needed > most && !may_be_alone) || !idle_.retract_one()) {
@@ -152,14 +157,69 @@ void Admission::pass_over(Request& request) {
     closed_for_all_ = closed_for_all_ || request.num_overtaken_steps >= kMaxOvertakenSteps;
 }
 
-void Admission::start(Request& request, const kv_flat::Match& match) {
+ExternalKv::Offer Admission::ask_store(const Request& request, const kv_flat::Match& match, bool fits) const {
+    const EngineState& engine = step_.engine;
+    if (engine.transfers.store == nullptr) return {};
+    // Asked also where the answer is not used: connectors begin their books of an admission with it.
+    ExternalKv::Offer offer = engine.transfers.store->ask(request, match.num_tokens);
+    if (!request.may_read_cache) return {};
+    if (offer.is_undecided || offer.num_tokens == 0) return offer;
+    const std::uint32_t end = match.num_tokens + offer.num_tokens;
+    const std::uint32_t num_computed = std::min(end, request.num_known_tokens() - 1);
+    const bool has_room = engine.kv.blocks_to_load(match, end, num_computed) <= engine.kv.pool().num_free();
+    const bool is_possible = end <= request.num_known_tokens() && has_room;
+    return fits && is_possible && !request.load.barred ? offer : ExternalKv::Offer{};
+}
+
+void Admission::start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer) {
     EngineState& engine = step_.engine;
     count_cache_use(request, match.num_tokens);
-    request.num_computed_tokens = match.num_tokens;
+    const std::uint32_t end = match.num_tokens + offer.num_tokens;
+    request.num_computed_tokens = std::min(end, request.num_known_tokens() - 1);
     request.num_cached_tokens = match.num_tokens;
-    engine.admit(request, engine.kv.open(match));
+    request.load = {};
+    request.load.begin_tokens = match.num_tokens;
+    request.load.end_tokens = request.load.valid_tokens = end;
+    kv_flat::KvSequence sequence = engine.kv.open(match);
+    if (offer.num_tokens > 0) engine.kv.extend_loaded(sequence, end, request.num_computed_tokens);
+    if (offer.is_async && offer.num_tokens > 0) {
+        Transfers(engine).prefetch(request, std::move(sequence));
+        plan_.prefetching.push_back(&request);
+    } else {
+        engine.admit(request, std::move(sequence));
+        plan_.has_sync_loads = plan_.has_sync_loads || offer.num_tokens > 0;
+    }
+    if (engine.transfers.store != nullptr) engine.transfers.store->accept(request, offer.num_tokens);
     step_.reservations.set(request, engine.kv.blocks_to_complete(*request.kv(), request.num_known_tokens()));
     num_started_after_first_pass_over_ += !passed_over_.empty();
+}
+
+bool Admission::make_slot(const Request& request) {
+    if (has_slot()) return true;
+    if (step_.engine.config.policy != QueuePolicy::kPriority) return false;
+    Request* last = nullptr;
+    for (const OrderedRequests* set : {&step_.engine.decoding, &step_.engine.prefilling}) {
+        if (set->empty() || step_.is_planned(*set->items().back())) continue;
+        if (last == nullptr || last->order < set->items().back()->order) last = set->items().back();
+    }
+    if (last == nullptr || last->order.priority <= request.order.priority) return false;
+    step_.retract(*last);
+    return has_slot();
+}
+
+void Admission::start_loaded() {
+    EngineState& engine = step_.engine;
+    const auto items = engine.transfers.loaded.items();
+    const std::vector<Request*> waiting(items.begin(), items.end());
+    std::uint32_t room = step_.room_for_one();
+    for (Request* request : waiting) {
+        const std::uint32_t wanted = step_.computable_tokens(*request);
+        if (!engine.config.chunked_prefill && wanted > room) continue;
+        if (!engine.adapters.admits(request->adapter) || !make_slot(*request)) continue;
+        room -= std::min(room, wanted);
+        Transfers(engine).start_loaded(*request);
+        engine.transfers.store->accept(*request, 0);
+    }
 }
 
 void Admission::count_cache_use(const Request& request, std::uint32_t num_hit_tokens) {
@@ -198,7 +258,7 @@ void Admission::displace() {
     std::ranges::sort(less_urgent, [](const Request* a, const Request* b) { return b->order < a->order; });
 
     bool slot = has_slot();
-    std::uint32_t limit = free_block_limit(urgent);
+    std::uint32_t limit = free_block_limit(urgent) + engine.transfers.num_fenced_blocks();
     less_urgent.insert(less_urgent.begin(), engine.idle.begin(), engine.idle.end());
     if (slot && !answer_may_differ(urgent, limit + engine.kv.pool().num_in_use())) return;
     const kv_flat::Match match = probe(urgent);

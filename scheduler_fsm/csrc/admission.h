@@ -24,6 +24,9 @@ class Admission {
     /// Notes that a request could not start in this step; others may overtake it, but not for ever.
     void pass_over(Request& request);
 
+    /// Gives slots to requests whose KV was loaded, in the total order.
+    void start_loaded();
+
     /// True when the request runs now. It has no row yet.
     [[nodiscard]] bool try_start(Request& request);
 
@@ -36,9 +39,12 @@ class Admission {
     [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
     [[nodiscard]] kv_flat::Match probe(const Request& request);
     [[nodiscard]] bool has_slot() const;
+    /// False when it has to wait for memory. True also when it loads first, or waits for the store's answer.
     [[nodiscard]] bool start_if_it_fits(Request& request);
     void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
-    void start(Request& request, const kv_flat::Match& match);
+    [[nodiscard]] ExternalKv::Offer ask_store(const Request& request, const kv_flat::Match& match, bool fits) const;
+    void start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer);
+    [[nodiscard]] bool make_slot(const Request& request);
     void count_cache_use(const Request& request, std::uint32_t num_hit_tokens);
 
     StepBuilder& step_;

@@ -12,7 +12,8 @@ void DecodePass::run() {
     const auto items = engine.decoding.items();
     std::vector<Request*> order(items.begin(), items.end());
     // One row stays for prefill: with more decodes than room, prompts would otherwise never start.
-    const bool prefill_waits = !engine.prefilling.empty() || (!engine.waiting.empty() && engine.has_slot());
+    const bool someone_waits = !engine.waiting.empty() || !engine.transfers.loaded.empty();
+    const bool prefill_waits = !engine.prefilling.empty() || (someone_waits && engine.has_slot());
     const std::uint32_t kept = prefill_waits && step_.row_capacity() > 1 ? 1 : 0;
     std::uint32_t rows_left = step_.row_capacity() - kept;
     step_.token_budget -= kept;

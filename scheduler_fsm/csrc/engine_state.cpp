@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 namespace tokenspeed::scheduler_fsm {
@@ -25,6 +27,10 @@ void EngineState::dequeue(Request& request) {
     } else if (request.is_idle()) {
         std::erase(idle, &request);
         adapters.remove(request.adapter);
+    } else if (request.is_loading()) {
+        transfers.loading.erase(request);
+    } else if (request.is_loaded()) {
+        transfers.loaded.erase(request);
     } else if (!waiting.erase(request)) {
         --num_parked;
     }
@@ -32,17 +38,22 @@ void EngineState::dequeue(Request& request) {
 
 void EngineState::admit(Request& request, kv_flat::KvSequence&& kv_sequence) {
     dequeue(request);
-    ++request.incarnation;
-    request.num_overtaken_steps = 0;
-    request.memo = {};
-    request.table_is_new = true;
-    request.has_news = true;
     if (auto* submitted = std::get_if<Submitted>(&request.state)) {
         request.state = scheduler_fsm::admit(std::move(*submitted), std::move(kv_sequence), slots.take());
     } else {
         auto& retracted = std::get<Retracted>(request.state);
         request.state = scheduler_fsm::admit(std::move(retracted), std::move(kv_sequence), slots.take());
     }
+    note_admission(request);
+}
+
+void EngineState::note_admission(Request& request) {
+    ++request.incarnation;
+    request.num_overtaken_steps = 0;
+    request.memo = {};
+    request.load.barred = false;
+    request.table_is_new = true;
+    request.has_news = true;
     prefilling.insert(request);
     adapters.add(request.adapter);
 }
@@ -78,15 +89,34 @@ void EngineState::start_turn(Request& request, TurnInput input, OrderKey order) 
     }
 }
 
-void EngineState::retract(Request& request) {
-    dequeue(request);
+void EngineState::give_blocks_up(Request& request) {
+    const auto give_up = [&](auto&& state) {
+        if (transfers.store == nullptr || request.num_in_flight_tokens == 0) {
+            request.state = scheduler_fsm::retract(std::move(state));
+            return;
+        }
+        // A load into these blocks would not be ordered with the steps in flight.
+        auto [retracted, sequence] = scheduler_fsm::retract_fenced(std::move(state));
+        transfers.fenced.push_back({request.handle, request.last_planned_step, std::move(sequence)});
+        request.state = std::move(retracted);
+    };
     if (auto* prefilling_state = std::get_if<Prefilling>(&request.state)) {
-        request.state = scheduler_fsm::retract(std::move(*prefilling_state));
+        give_up(std::move(*prefilling_state));
+    } else if (auto* loaded = std::get_if<Prefetched>(&request.state)) {
+        request.state = scheduler_fsm::retract(std::move(*loaded));
     } else if (auto* idle_state = std::get_if<Idle>(&request.state)) {
         request.state = scheduler_fsm::retract(std::move(*idle_state));
     } else {
-        request.state = scheduler_fsm::retract(std::get<Decoding>(std::move(request.state)));
+        give_up(std::get<Decoding>(std::move(request.state)));
     }
+}
+
+void EngineState::retract(Request& request) {
+    dequeue(request);
+    give_blocks_up(request);
+    if (transfers.needs_delivery && request.num_in_flight_tokens > 0)
+        request.void_until_step = request.last_planned_step;
+    request.load = {};
     request.num_computed_tokens = 0;
     request.num_placeholders = 0;
     request.drafts.clear();
@@ -100,19 +130,23 @@ void EngineState::retract(Request& request) {
 
 void EngineState::finish(Request& request, FinishReason why) {
     // What was certainly written stays hittable for the next turn of the same session.
-    if (auto* sequence = request.kv()) {
+    if (auto* sequence = request.kv(); sequence != nullptr && !request.is_loading()) {
         const std::uint32_t confirmed = std::min(request.num_confirmed_tokens(), request.num_known_tokens());
         kv.publish(*sequence, request.chain, request.tokens, confirmed);
     }
     dequeue(request);
     num_awaiting_input -= request.awaits_input;
+    if (transfers.store != nullptr && request.kv() != nullptr) {
+        Transfers(*this).drain(request, why);
+        return;
+    }
     request.state = std::visit(
         [why](auto&& state) -> Finished {
             using State = std::remove_cvref_t<decltype(state)>;
-            if constexpr (std::is_same_v<State, Finished>) {
-                return std::move(state);
-            } else {
+            if constexpr (requires(State&& from) { scheduler_fsm::finish(std::move(from), why); }) {
                 return scheduler_fsm::finish(std::move(state), why);
+            } else {
+                throw std::logic_error("a request that has ended or loads cannot finish");
             }
         },
         std::move(request.state));

@@ -10,6 +10,7 @@
 #include "scheduler_fsm/csrc/request_table.h"
 #include "scheduler_fsm/csrc/running_set.h"
 #include "scheduler_fsm/csrc/scheduler_config.h"
+#include "scheduler_fsm/csrc/transfers.h"
 #include "scheduler_fsm/csrc/waiting_queue.h"
 
 namespace tokenspeed::scheduler_fsm {
@@ -29,7 +30,7 @@ struct Counters {
 };
 
 /// Everything the scheduler knows, and the few moves that keep its parts in step with each other.
-/// A request is in exactly one place: waiting, parked, decoding, prefilling, idle or finished.
+/// A request is in exactly one place: waiting, parked, loading, loaded, decoding, prefilling, idle or finished.
 struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
         : config(std::move(checked_config)), kv(config.kv), slots(config.max_num_seqs), adapters(config.max_adapters) {}
@@ -48,6 +49,7 @@ struct EngineState {
     std::vector<Request*> idle;            ///< sessions that hold KV between two turns, the longest idle first
     std::uint32_t num_awaiting_input = 0;  ///< sessions between two turns, with KV or without
     AdapterUse adapters;
+    TransferState transfers;
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;
@@ -67,6 +69,8 @@ struct EngineState {
     void dequeue(Request& request);
 
     void admit(Request& request, kv_flat::KvSequence&& kv_sequence);
+    /// Books a request that has just become Prefilling.
+    void note_admission(Request& request);
     void start_decoding(Request& request);
     void end_turn(Request& request);
     void start_turn(Request& request, TurnInput input, OrderKey order);
@@ -77,8 +81,9 @@ struct EngineState {
     void unpark_if_drained(Request& request);
 
   private:
+    void give_blocks_up(Request& request);
     [[nodiscard]] static bool may_wait(const Request& request) noexcept {
-        return request.ready && request.num_in_flight_tokens == 0 && !request.awaits_input;
+        return request.ready && request.num_in_flight_tokens == 0 && !request.awaits_input && !request.load.undecided;
     }
 };
 

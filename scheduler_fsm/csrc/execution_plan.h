@@ -26,6 +26,8 @@ struct PlanRow {
     std::uint32_t num_placeholders = 0;     ///< before the step: sampled on the device, ids not delivered
     std::uint32_t num_drafts = 0;           ///< the last tokens of the step that are drafts
     std::uint32_t num_cached_tokens = 0;    ///< kFirst, kResumed: served by the prefix cache
+    std::uint32_t num_loaded_tokens = 0;    ///< kFirst, kResumed: served by a connector
+    std::uint32_t num_warm_tokens = 0;      ///< kFirst, kResumed: in its blocks already, so these are not to be zeroed
 };
 
 /// One step. Valid until the next call into the scheduler.
@@ -38,7 +40,9 @@ struct ExecutionPlan {
     std::uint32_t num_next_drafts = 0;            ///< tokens that drafters propose per request after this step
     bool drafts_are_unused = false;               ///< no row can use what a drafter would propose: it may rest
     std::vector<Request*> retracted;
-    std::vector<Request*> ended;  ///< finished by the plan itself: they fill the pool alone
+    std::vector<Request*> ended;        ///< finished by the plan itself: they fill the pool alone
+    std::vector<Request*> prefetching;  ///< their KV begins to load; they have no row
+    bool has_sync_loads = false;        ///< KV is loaded as a part of the step
 
     void clear() {
         rows.clear();
@@ -49,6 +53,8 @@ struct ExecutionPlan {
         drafts_are_unused = false;
         retracted.clear();
         ended.clear();
+        prefetching.clear();
+        has_sync_loads = false;
     }
 };
 

@@ -9,6 +9,7 @@ namespace tokenspeed::scheduler_fsm {
 void PrefillPass::run() {
     EngineState& engine = step_.engine;
     if (is_throttled()) return;
+    if (!engine.transfers.loaded.empty()) admission_.start_loaded();
     serve_in_order();
     if (cut_ != nullptr) {
         // The odd token goes to either side in turn, so that a budget of one starves neither.

@@ -68,6 +68,18 @@ struct CapacityMemo {
     kv_flat::GroupId missing_group = 0;
 };
 
+/// What a connector adds to a request's KV.
+struct LoadProgress {
+    std::uint32_t begin_tokens = 0;  ///< of the last offer: the cached prefix ends here
+    std::uint32_t end_tokens = 0;    ///< and what is loaded here
+    std::uint32_t valid_tokens = 0;  ///< less than the end once a part of the load has failed
+    std::uint32_t warm_tokens = 0;   ///< what its blocks hold before its first row; never to be zeroed
+    bool undecided = false;          ///< the connector wants to be asked again
+    bool barred = false;             ///< a load failed: what is missing is computed
+
+    [[nodiscard]] std::uint32_t num_tokens() const noexcept { return end_tokens - begin_tokens; }
+};
+
 /// A request and its progress.
 ///
 ///    0                         computed - in_flight        known     + placeholders     + drafts
@@ -110,6 +122,8 @@ class Request {
     std::uint32_t num_overtaken_steps = 0;
     bool ready;
     CapacityMemo memo;
+    LoadProgress load;
+    std::uint64_t void_until_step = 0;  ///< results of steps up to here are worth nothing: they read KV that never came
 
     [[nodiscard]] std::uint32_t num_known_tokens() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
     [[nodiscard]] std::uint32_t num_output_tokens() const noexcept { return num_known_tokens() - num_prompt_tokens; }
@@ -126,9 +140,15 @@ class Request {
         return num_computed_tokens > num_in_flight_tokens ? num_computed_tokens - num_in_flight_tokens : 0;
     }
 
-    [[nodiscard]] bool is_finished() const noexcept { return std::holds_alternative<Finished>(state); }
+    /// It has ended; as long as it drains, it still holds blocks.
+    [[nodiscard]] bool is_finished() const noexcept { return std::holds_alternative<Finished>(state) || is_draining(); }
+    [[nodiscard]] bool is_draining() const noexcept { return std::holds_alternative<Draining>(state); }
     [[nodiscard]] bool is_idle() const noexcept { return std::holds_alternative<Idle>(state); }
-    [[nodiscard]] bool is_running() const noexcept { return kv() != nullptr && !is_idle(); }
+    [[nodiscard]] bool is_running() const noexcept {
+        return is_prefilling() || std::holds_alternative<Decoding>(state);
+    }
+    [[nodiscard]] bool is_loading() const noexcept { return std::holds_alternative<Prefetching>(state); }
+    [[nodiscard]] bool is_loaded() const noexcept { return std::holds_alternative<Prefetched>(state); }
     [[nodiscard]] bool is_prefilling() const noexcept { return std::holds_alternative<Prefilling>(state); }
     [[nodiscard]] bool was_retracted() const noexcept { return std::holds_alternative<Retracted>(state); }
 
@@ -137,6 +157,9 @@ class Request {
         if (auto* prefilling = std::get_if<Prefilling>(&state)) return &prefilling->kv;
         if (auto* decoding = std::get_if<Decoding>(&state)) return &decoding->kv;
         if (auto* idle = std::get_if<Idle>(&state)) return &idle->kv;
+        if (auto* loading = std::get_if<Prefetching>(&state)) return &loading->kv;
+        if (auto* loaded = std::get_if<Prefetched>(&state)) return &loaded->kv;
+        if (auto* draining = std::get_if<Draining>(&state)) return &draining->kv;
         return nullptr;
     }
     [[nodiscard]] const kv_flat::KvSequence* kv() const noexcept { return const_cast<Request*>(this)->kv(); }

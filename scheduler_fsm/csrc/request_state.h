@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -54,12 +55,33 @@ struct Idle {
 /// Its KV was taken away; it waits to be admitted again, or for input.
 struct Retracted : Linear {};
 
+/// A connector loads KV into its blocks while steps go on without it. Nobody takes them away before the load has come
+/// in.
+struct Prefetching {
+    kv_flat::KvSequence kv;
+};
+
+/// Its load has come in; it waits for a slot.
+struct Prefetched {
+    kv_flat::KvSequence kv;
+};
+
+/// It has ended, but a connector or a step in flight may still use its blocks.
+struct Draining {
+    kv_flat::KvSequence kv;
+    FinishReason reason;
+    bool awaits_verdict = true;  ///< the connector was not yet asked whether it sends the blocks
+    bool awaits_send = false;
+    bool awaits_load = false;
+};
+
 struct Finished : Linear {
     explicit Finished(FinishReason why) noexcept : reason(why) {}
     FinishReason reason;
 };
 
-using RequestState = std::variant<Submitted, Prefilling, Decoding, Idle, Retracted, Finished>;
+using RequestState =
+    std::variant<Submitted, Prefilling, Decoding, Idle, Retracted, Finished, Prefetching, Prefetched, Draining>;
 
 // The transitions. A pair that is not here does not compile (tests/cpp/compile_fail proves it for each illegal pair).
 
@@ -68,6 +90,9 @@ using RequestState = std::variant<Submitted, Prefilling, Decoding, Idle, Retract
 }
 [[nodiscard]] inline Prefilling admit(Retracted&& /*from*/, kv_flat::KvSequence&& kv, RequestSlot&& slot) noexcept {
     return {std::move(kv), std::move(slot)};
+}
+[[nodiscard]] inline Prefilling admit(Prefetched&& from, RequestSlot&& slot) noexcept {
+    return {std::move(from.kv), std::move(slot)};
 }
 [[nodiscard]] inline Decoding start_decoding(Prefilling&& from) noexcept {
     return {std::move(from.kv), std::move(from.slot)};
@@ -95,6 +120,59 @@ void end_of(State /*state*/) noexcept {}
     return {};
 }
 
+[[nodiscard]] inline Retracted retract(Prefetched&& from) noexcept {
+    detail::end_of(std::move(from));
+    return {};
+}
+
+/// A retraction that leaves the blocks with the caller: a step in flight still uses them.
+[[nodiscard]] inline std::pair<Retracted, kv_flat::KvSequence> retract_fenced(Prefilling&& from) noexcept {
+    kv_flat::KvSequence kv = std::move(from.kv);
+    detail::end_of(std::move(from));
+    return {Retracted{}, std::move(kv)};
+}
+[[nodiscard]] inline std::pair<Retracted, kv_flat::KvSequence> retract_fenced(Decoding&& from) noexcept {
+    kv_flat::KvSequence kv = std::move(from.kv);
+    detail::end_of(std::move(from));
+    return {Retracted{}, std::move(kv)};
+}
+
+[[nodiscard]] inline Prefetching prefetch(Submitted&& /*from*/, kv_flat::KvSequence&& kv) noexcept {
+    return {std::move(kv)};
+}
+[[nodiscard]] inline Prefetching prefetch(Retracted&& /*from*/, kv_flat::KvSequence&& kv) noexcept {
+    return {std::move(kv)};
+}
+[[nodiscard]] inline Prefetched load_done(Prefetching&& from) noexcept { return {std::move(from.kv)}; }
+
+/// Back to where it waited before the load: `Submitted` or `Retracted`.
+template <typename Waiting>
+    requires std::same_as<Waiting, Submitted> || std::same_as<Waiting, Retracted>
+[[nodiscard]] Waiting load_failed(Prefetching&& from) noexcept {
+    detail::end_of(std::move(from));
+    return {};
+}
+
+[[nodiscard]] inline Draining drain(Prefetching&& from, FinishReason why) noexcept {
+    return {std::move(from.kv), why, true, false, true};
+}
+[[nodiscard]] inline Draining drain(Prefetched&& from, FinishReason why) noexcept { return {std::move(from.kv), why}; }
+[[nodiscard]] inline Draining drain(Prefilling&& from, FinishReason why) noexcept {
+    kv_flat::KvSequence kv = std::move(from.kv);
+    detail::end_of(std::move(from));
+    return {std::move(kv), why};
+}
+[[nodiscard]] inline Draining drain(Decoding&& from, FinishReason why) noexcept {
+    kv_flat::KvSequence kv = std::move(from.kv);
+    detail::end_of(std::move(from));
+    return {std::move(kv), why};
+}
+[[nodiscard]] inline Finished settle(Draining&& from) noexcept {
+    const FinishReason why = from.reason;
+    detail::end_of(std::move(from));
+    return Finished(why);
+}
+
 [[nodiscard]] inline Finished finish(Submitted&& /*from*/, FinishReason why) noexcept { return Finished(why); }
 [[nodiscard]] inline Finished finish(Retracted&& /*from*/, FinishReason why) noexcept { return Finished(why); }
 [[nodiscard]] inline Finished finish(Prefilling&& from, FinishReason why) noexcept {
@@ -110,9 +188,14 @@ void end_of(State /*state*/) noexcept {}
     detail::end_of(std::move(from));
     return Finished(why);
 }
+[[nodiscard]] inline Finished finish(Prefetched&& from, FinishReason why) noexcept {
+    detail::end_of(std::move(from));
+    return Finished(why);
+}
 
 [[nodiscard]] constexpr std::string_view state_name(const RequestState& state) noexcept {
-    constexpr std::string_view kNames[] = {"Submitted", "Prefilling", "Decoding", "Idle", "Retracted", "Finished"};
+    constexpr std::string_view kNames[] = {"Submitted", "Prefilling",  "Decoding",   "Idle",    "Retracted",
+                                           "Finished",  "Prefetching", "Prefetched", "Draining"};
     return kNames[state.index()];
 }
 

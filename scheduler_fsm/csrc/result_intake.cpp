@@ -17,9 +17,10 @@ void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& d
     check(*record, events);
     const StepRecord taken = std::move(*record);
     engine_.in_flight.erase(record);
+    if (engine_.transfers.store != nullptr) Transfers(engine_).release_fenced();
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
-        apply_row(taken.rows[i], i, events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]),
-                  deliveries);
+        apply_row(taken.step, taken.rows[i], i,
+                  events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]), deliveries);
     }
 }
 
@@ -52,16 +53,20 @@ void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events
     }
 }
 
-void ResultIntake::apply_row(const StepRecord::Row& row, std::uint32_t row_index, std::span<const TokenId> tokens,
-                             std::vector<Delivery>& deliveries) {
+void ResultIntake::apply_row(std::uint64_t step, const StepRecord::Row& row, std::uint32_t row_index,
+                             std::span<const TokenId> tokens, std::vector<Delivery>& deliveries) {
     Request* request = engine_.requests.find(row.handle);
     if (request == nullptr || request->is_finished()) {
         ++engine_.counters.num_late_rows;
+        if (request != nullptr && request->is_draining()) {
+            request->num_in_flight_tokens -= row.num_tokens;
+            Transfers(engine_).settle(*request);
+        }
         return;
     }
     request->num_in_flight_tokens -= row.num_tokens;
-    if (row.turn != request->turn) {
-        // Sampled behind the end of a session's turn.
+    if (row.turn != request->turn || step <= request->void_until_step) {
+        // Sampled behind the end of a session's turn, or from KV that never came.
         engine_.unpark_if_drained(*request);
         return;
     }

@@ -21,8 +21,8 @@ class ResultIntake {
 
   private:
     void check(const StepRecord& record, const ExecutionEvents& events) const;
-    void apply_row(const StepRecord::Row& row, std::uint32_t row_index, std::span<const TokenId> tokens,
-                   std::vector<Delivery>& deliveries);
+    void apply_row(std::uint64_t step, const StepRecord::Row& row, std::uint32_t row_index,
+                   std::span<const TokenId> tokens, std::vector<Delivery>& deliveries);
     void take_back_rejected(Request& request, const StepRecord::Row& row, std::uint32_t num_sampled) const noexcept;
     void append_until_stop(Request& request, std::span<const TokenId> tokens, Delivery& delivery) const;
 

@@ -80,6 +80,7 @@ const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
     plan_.clear();
     plan_.step = ++engine_.step;
     if (options.pause == PauseLevel::kAll) return plan_;
+    if (!engine_.transfers.undecided.empty()) Transfers(engine_).take_undecided_back();
     StepBuilder step(engine_, plan_, options);
     Admission admission(step, plan_);
     admission.displace();
@@ -111,7 +112,7 @@ bool Scheduler::finish(RequestHandle handle, FinishReason why) {
 void Scheduler::release(RequestHandle handle) {
     const Request* request = engine_.requests.find(handle);
     if (request == nullptr) return;
-    if (!request->is_finished()) {
+    if (!std::holds_alternative<Finished>(request->state)) {
         throw std::logic_error("request " + request->label + " is " + std::string(state_name(request->state)) +
                                "; only a finished request can be released");
     }
@@ -119,7 +120,7 @@ void Scheduler::release(RequestHandle handle) {
 }
 
 void Scheduler::retract_all() {
-    for (const OrderedRequests* set : {&engine_.decoding, &engine_.prefilling}) {
+    for (const OrderedRequests* set : {&engine_.decoding, &engine_.prefilling, &engine_.transfers.loaded}) {
         while (!set->empty()) {
             Request* request = set->items().back();
             engine_.retract(*request);
@@ -132,32 +133,82 @@ void Scheduler::retract_all() {
     }
 }
 
+void Scheduler::let_go(RequestHandle handle, bool awaits_send) {
+    Request* request = engine_.requests.find(handle);
+    if (request == nullptr) return;
+    if (!request->is_finished()) {
+        throw std::logic_error("request " + request->label + " is " + std::string(state_name(request->state)) +
+                               "; only an ended request can be let go");
+    }
+    Transfers(engine_).set_verdict(*request, awaits_send);
+}
+
+bool Scheduler::load_done(RequestHandle handle) {
+    Request* request = engine_.requests.find(handle);
+    if (request != nullptr) return Transfers(engine_).load_done(*request);
+    ++engine_.transfers.num_unknown_reports;
+    return false;
+}
+
+bool Scheduler::send_done(RequestHandle handle) {
+    Request* request = engine_.requests.find(handle);
+    if (request != nullptr) return Transfers(engine_).send_done(*request);
+    ++engine_.transfers.num_unknown_reports;
+    return false;
+}
+
+void Scheduler::fail_load(RequestHandle handle) {
+    if (Request* request = engine_.requests.find(handle)) Transfers(engine_).fail_load(*request);
+}
+
+const Request* Scheduler::retire(RequestHandle handle) {
+    Request* request = engine_.requests.find(handle);
+    if (request != nullptr && request->kv() != nullptr)
+        engine_.kv.retire(*request->kv(), request->num_confirmed_tokens());
+    return request;
+}
+
+std::vector<Request*> Scheduler::invalidate(std::span<const kv_flat::BlockId> blocks) {
+    return Transfers(engine_).invalidate(blocks);
+}
+
+void Scheduler::recompute(RequestHandle handle) {
+    Request* request = engine_.requests.find(handle);
+    if (request == nullptr || !(request->is_running() || request->is_loaded())) return;
+    engine_.retract(*request);
+    request->load.barred = true;
+}
+
 bool Scheduler::reset_prefix_cache() { return engine_.kv.pool().clear_cache(); }
 
 void Scheduler::check_integrity() const {
     const kv_flat::BlockPool& pool = engine_.kv.pool();
     std::vector<std::uint32_t> owners(pool.num_usable() + 1);
-    std::uint32_t num_holders = 0;
+    std::uint32_t num_running = 0;
+    std::uint32_t num_draining = 0;
     std::uint32_t num_others = 0;
     std::uint32_t num_awaiting_input = 0;
     engine_.requests.for_each([&](const Request& request) {
-        if (const kv_flat::KvSequence* sequence = request.kv()) {
-            kv_flat::FlatKv::count_owners(*sequence, owners);
-            ++num_holders;
+        if (const kv_flat::KvSequence* sequence = request.kv()) kv_flat::FlatKv::count_owners(*sequence, owners);
+        if (request.is_running()) {
+            ++num_running;
+        } else if (request.is_draining()) {
+            ++num_draining;
         } else if (!request.is_finished()) {
             ++num_others;
         }
         num_awaiting_input += request.awaits_input && !request.is_finished();
     });
+    for (const FencedSequence& fenced : engine_.transfers.fenced) kv_flat::FlatKv::count_owners(fenced.kv, owners);
+    engine_.transfers.pins.count_owners(owners);
     pool.check_integrity(owners);
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
-    if (num_holders != engine_.num_running() + engine_.num_idle())
-        fail("a request that holds KV is neither in a running set nor idle, or the other way round");
-    if (num_others != engine_.waiting.size() + engine_.num_parked)
-        fail("a request without KV is neither waiting nor parked, or counted twice");
+    if (num_running != engine_.num_running()) fail("a running request is not in a running set, or the other way round");
+    if (num_others != num_waiting()) fail("a request that does not run is in no queue, or counted twice");
+    if (num_draining != engine_.transfers.num_draining) fail("requests that drain are miscounted");
     if (num_awaiting_input != engine_.num_awaiting_input) fail("sessions that await input are counted wrong");
-    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_holders)
-        fail("slots and requests that hold KV do not match");
+    if (engine_.slots.num_slots() - engine_.slots.num_free() != num_running + engine_.num_idle())
+        fail("slots and requests that hold one do not match");
 }
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -55,6 +55,37 @@ class Scheduler {
     /// Takes the KV of every running request away; they wait to be admitted again.
     void retract_all();
 
+    /// KV may also come from `store`, which outlives the scheduler. Ended requests are then kept until `let_go`.
+    /// @param needs_delivery it hands the KV of ended requests on, so that one may not end without it
+    void attach(ExternalKv& store, bool needs_delivery) noexcept {
+        engine_.transfers.store = &store;
+        engine_.transfers.needs_delivery = needs_delivery;
+    }
+
+    /// Forgets an ended request as soon as nobody uses its blocks. In place of `release` with an external store.
+    /// @param awaits_send the store still reads its blocks, and reports with `send_done`
+    void let_go(RequestHandle handle, bool awaits_send);
+
+    /// The store reports. False, and counted, when nobody waits for that.
+    bool load_done(RequestHandle handle);
+    bool send_done(RequestHandle handle);
+    /// Nothing of a load in flight will be valid; its end is still to be reported.
+    void fail_load(RequestHandle handle);
+
+    /// Blocks whose load failed. What loads in flight brought behind them is not used.
+    /// @returns running requests that read one of them in a step in flight; their results of these steps are dropped
+    [[nodiscard]] std::vector<Request*> invalidate(std::span<const kv_flat::BlockId> blocks);
+
+    /// Takes the KV of a request away that `invalidate` named.
+    void recompute(RequestHandle handle);
+
+    /// Gives back the blocks of a request that no later token reads. Null when the handle is stale.
+    const Request* retire(RequestHandle handle);
+
+    /// Shares of blocks that the store holds.
+    void pin(std::span<const kv_flat::BlockId> blocks) { engine_.transfers.pins.pin(engine_.kv.pool(), blocks); }
+    void unpin(std::span<const kv_flat::BlockId> blocks) { engine_.transfers.pins.unpin(blocks); }
+
     /// Forgets all cached prefixes. False while any block is in use.
     [[nodiscard]] bool reset_prefix_cache();
 
@@ -67,9 +98,13 @@ class Scheduler {
     }
 
     [[nodiscard]] std::uint32_t num_running() const noexcept { return engine_.num_running(); }
-    /// Idle sessions among them.
+    /// Idle sessions, and requests that hold KV without running, among them.
     [[nodiscard]] std::uint32_t num_waiting() const noexcept {
-        return engine_.waiting.size() + engine_.num_parked + engine_.num_idle();
+        return engine_.waiting.size() + engine_.num_parked + engine_.num_idle() + num_holding_waiting();
+    }
+    /// Waiting requests that hold KV: loading, or loaded and without a slot.
+    [[nodiscard]] std::uint32_t num_holding_waiting() const noexcept {
+        return engine_.transfers.loading.size() + engine_.transfers.loaded.size();
     }
 
     /// Throws std::logic_error naming the first broken invariant. O(pool): for tests and idle times.

@@ -9,8 +9,10 @@ StepBuilder::StepBuilder(EngineState& engine_state, ExecutionPlan& plan, const S
       token_budget(engine_state.config.max_scheduled_tokens),
       plan_(plan),
       input_rows_(engine_state.config.max_scheduled_tokens) {
-    for (const Request* request : engine.prefilling.items()) {
-        reservations.set(*request, engine.kv.blocks_to_complete(*request->kv(), request->num_known_tokens()));
+    for (const OrderedRequests* set : {&engine.prefilling, &engine.transfers.loading, &engine.transfers.loaded}) {
+        for (const Request* request : set->items()) {
+            reservations.set(*request, engine.kv.blocks_to_complete(*request->kv(), request->num_known_tokens()));
+        }
     }
 }
 
@@ -51,7 +53,7 @@ std::uint32_t StepBuilder::fitting_tokens(const Request& request, std::uint32_t 
 
 Request* StepBuilder::last_behind(const Request& request) const noexcept {
     Request* last = nullptr;
-    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {
+    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling, &engine.transfers.loaded}) {
         const auto items = set->items();
         for (auto item = items.rbegin(); item != items.rend() && request.order < (*item)->order; ++item) {
             if (is_planned(**item)) continue;
@@ -59,11 +61,15 @@ Request* StepBuilder::last_behind(const Request& request) const noexcept {
             break;
         }
     }
-    return last;
+    // A loaded one in front may wait for this very request's slot. What it loses is still cached, or loaded again.
+    const auto loaded = engine.transfers.loaded.items();
+    return last == nullptr && !loaded.empty() ? loaded.back() : last;
 }
 
 bool StepBuilder::make_room(const Request& request, std::uint32_t num_blocks) {
     while (free_blocks_for(request) < num_blocks) {
+        // Enough comes back with the steps in flight.
+        if (free_blocks_for(request) + engine.transfers.num_fenced_blocks() >= num_blocks) return false;
         Request* victim = engine.idle.empty() ? last_behind(request) : engine.idle.front();
         if (victim == nullptr) return false;
         retract(*victim);
@@ -98,7 +104,11 @@ PlanRow StepBuilder::make_row(Request& request, std::uint32_t num_tokens) const 
     row.num_computed_tokens = request.num_computed_tokens;
     row.num_placeholders = request.num_placeholders;
     row.num_drafts = end > last ? end - last : 0;
-    row.num_cached_tokens = request.table_is_new ? request.num_cached_tokens : 0;
+    if (request.table_is_new) {
+        row.num_cached_tokens = request.num_cached_tokens;
+        row.num_loaded_tokens = request.load.num_tokens();
+        row.num_warm_tokens = std::max(request.num_cached_tokens, request.load.warm_tokens);
+    }
     return row;
 }
 

@@ -51,6 +51,10 @@ class Ledger:
         self._vocab = vocab
         self.accounts: dict[str, Account] = {}
         self.open_ids: set[str] = set()
+        # Loads fail under the policy that ends their requests.
+        self.may_fail = bool(harness.knobs.connector_options.get("fail_share")) and (
+            harness.knobs.load_failure_policy == "fail"
+        )
 
     def seed_of(self, request_id: str) -> int:
         """Context seed of a request, for the worker."""
@@ -184,7 +188,10 @@ class Ledger:
                 raise ExactError("stats", "first output without prefill_stats", request_id=output.request_id)
             return
         num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens
-        limit = num_prompt - 1 if self._harness.knobs.prefix_caching else 0
+        knobs = self._harness.knobs
+        limit = num_prompt - 1 if knobs.prefix_caching or knobs.connector else 0
+        if knobs.connector_options.get("whole_prompt"):
+            limit = num_prompt
         if output.new_token_ids and (num_prompt != len(account.arrival.prompt) or not 0 <= num_cached <= limit):
             raise ExactError("stats", f"prefill_stats {stats}", request_id=output.request_id)
         self._report.prompt_tokens += num_prompt
@@ -209,6 +216,8 @@ class Ledger:
         complete = end == len(answer.tokens)
         wanted = answer.finish_reason if complete else None
         if reason == "length" and not complete and self._fills_pool(account):
+            return
+        if reason == "error" and not output.new_token_ids and self.may_fail:
             return
         if reason != wanted or (complete and output.stop_reason != answer.stop_reason):
             message = f"ends with {reason}/{output.stop_reason}, must be {wanted}/{answer.stop_reason}"

@@ -22,6 +22,8 @@ from exact.drafter import Drafter
 from exact.memory import NULL_BLOCK, ExactError, KvMemory
 from exact.reference import DEFAULT_VOCAB, chain, describe, extend, next_token
 from exact.row import Flight, Input, Row
+from exact.store_connector import StoreConnector
+from exact.transfers import Transfers
 
 
 @dataclass
@@ -67,6 +69,10 @@ class ExactWorker:
         self.is_session = is_session
         self.checker = OutputChecker(self, harness)
         self._drafted: DraftTokenIds | None = None
+        # Blocks whose content is not what it should be: a load failed, or something was computed from one.
+        self.poisoned: set[int] = set()
+        connector = harness.scheduler.connector
+        self.transfers = Transfers(self, connector) if isinstance(connector, StoreConnector) else None
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -80,16 +86,24 @@ class ExactWorker:
         self.update(plan)
         self.checker.check_tables(plan)
         self._prepare_memory(plan)
+        jobs = plan.kv_connector_metadata
+        transferred = None if self.transfers is None else self.transfers.start(jobs)
         inputs = [self.make_input(plan, request_id, count) for request_id, count in plan.num_scheduled_tokens.items()]
         for item in inputs:
             self._write(item)
         self.checker.check_owners()
-        return self._finish_step(inputs)
+        result = self._finish_step(inputs)
+        if self.transfers is not None:
+            self.transfers.finish(jobs, [item.row for item in inputs])
+            result.output.kv_connector_output = transferred
+        return result
 
     def settle(self, result: StepResult) -> None:
         """The scheduler is about to see this step's output."""
         for flight, count in result.rejected:
             flight.num_rejected -= count
+        if self.transfers is not None:
+            self.transfers.settle()
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Drafts proposed after the last step, for a scheduler that is not asynchronous."""
@@ -198,6 +212,8 @@ class ExactWorker:
                     place = {"request_id": row.request_id, "position": position, "group": group}
                     self.fault(ExactError("no_slot", what, **place))
                     break
+                if offset == 0:
+                    self.poisoned.discard(table[index])
                 self.memory.write(group, table[index], offset, values[position:stop])
                 position = stop
 
@@ -216,10 +232,18 @@ class ExactWorker:
                 last = min(end, (index + 1) * block_tokens)
                 block = table[index] if index < len(table) else NULL_BLOCK
                 base = index * block_tokens
+                if block in self.poisoned:
+                    # No fault: what it samples is garbage, and the books see whether that is delivered.
+                    wrong = wrong * 31 + 1
+                    continue
                 seen = slots_of(group, block)[first - base : last - base]
                 if seen != values[first:last]:
                     self._wrong_read(row, group, block, first, seen, values[first:last])
                     wrong = wrong * 31 + hash(tuple(seen)) + 1
+        if wrong:
+            for group, block_tokens in enumerate(self.memory.block_tokens):
+                self.poisoned.update(row.tables[group][item.start // block_tokens : -(-end // block_tokens)])
+            self.poisoned.discard(NULL_BLOCK)
         return wrong
 
     def _wrong_read(self, row: Row, group: int, block: int, first: int, seen: list[int], right: list[int]) -> None:

@@ -76,7 +76,9 @@ def with_value(path: str, value: object) -> Any:
 
 
 def asking_value(row: Refused) -> object:
-    return next(value for value in (True, 2, "some", False, None) if row.is_asked(value))
+    refused = "HiSparseConnector"
+    values = (True, 2, "some", False, None, refused, {"connectors": [{"kv_connector": refused}]})
+    return next(value for value in values if row.is_asked(value))
 
 
 def test_a_default_configuration_is_not_refused() -> None:
@@ -191,7 +193,7 @@ def test_the_page_and_the_table_agree() -> None:
         if name not in table and not any(setting.startswith(name.removesuffix("*")) for setting in table)
     }
     # Parts of a feature whose main switch has the row.
-    assert unbacked == {"cache_config.kv_offloading_backend", "diffusion_config.*"}
+    assert unbacked == {"diffusion_config.*"}
     assert set.intersection(states["honoured"], states["refused"]) == set()
 
 

@@ -92,6 +92,7 @@ class _Run:
             embeddings=tuple(self._embeddings),
             answers=tuple(self._answers),
             num_batches_in_flight=core.batch_queue_size if core else 0,
+            num_external_tokens=counters.get("vllm:external_prefix_cache_hits", 0),
         )
 
     def _intervene(self) -> None:

@@ -103,6 +103,7 @@ class Outcome:
         embeddings: by request, of a pooling model.
         answers: by intervention, what the call returned.
         num_batches_in_flight: most steps that the engine queued.
+        num_external_tokens: prompt tokens that a KV connector found.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -118,3 +119,4 @@ class Outcome:
     embeddings: tuple[tuple[float, ...], ...] = ()
     answers: tuple[Any, ...] = ()
     num_batches_in_flight: int = 1
+    num_external_tokens: int = 0

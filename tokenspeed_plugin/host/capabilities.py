@@ -29,6 +29,7 @@ _OUTPUT = "vllm.v1.core.sched.output:"
 _ENGINE = "vllm.v1.engine:"
 _STATS = "vllm.v1.metrics.stats:"
 _SPEC = "vllm.v1.kv_cache_interface:"
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector."
 
 # What register() needs before anything else of vLLM is imported.
 START: tuple[Capability, ...] = (
@@ -95,6 +96,9 @@ SCHEDULER: tuple[Capability, ...] = (
             "has_structured_output_requests",
             "pending_structured_output_tokens",
             "new_block_ids_to_zero",
+            "has_sync_kv_loads",
+            "kv_connector_metadata",
+            "kv_connector_block_state",
             "kv_cache_block_copies",
             "num_common_prefix_blocks",
         ),
@@ -154,6 +158,7 @@ SCHEDULER: tuple[Capability, ...] = (
         attributes=(
             "WAITING",
             "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+            "WAITING_FOR_REMOTE_KVS",
             "RUNNING",
             "PREEMPTED",
             "FINISHED_STOPPED",
@@ -183,6 +188,9 @@ SCHEDULER: tuple[Capability, ...] = (
             "kv_cache_usage",
             "prefix_cache_stats",
             "spec_decoding_stats",
+            "connector_prefix_cache_stats",
+            "kv_connector_stats",
+            "num_kv_fetch_reqs_by_stage",
         ),
     ),
     Capability(_STATS + "PrefixCacheStats", fields=("reset", "requests", "queries", "hits"), attributes=("record",)),
@@ -206,6 +214,41 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability("vllm.distributed.kv_events:BlockRemoved", fields=("block_hashes",)),
     Capability("vllm.distributed.kv_events:AllBlocksCleared"),
     Capability("vllm.distributed.kv_events:KVEventBatch", fields=("ts", "events")),
+    Capability(
+        _CONNECTOR + "factory:KVConnectorFactory.create_connector", parameters=("config", "role", "kv_cache_config")
+    ),
+    Capability(_CONNECTOR + "v1:KVConnectorRole", attributes=("SCHEDULER",)),
+    Capability(_CONNECTOR + "v1:SupportsHMA.request_finished_all_groups", parameters=("request", "block_ids")),
+    Capability(
+        _CONNECTOR + "v1:KVConnectorBase_V1",
+        attributes=(
+            "requires_kv_delivery",
+            "bind_kv_cache_manager",
+            "on_new_request",
+            "get_num_new_matched_tokens",
+            "get_external_cache_hit_sources",
+            "update_state_after_alloc",
+            "build_connector_meta",
+            "update_connector_output",
+            "request_finished",
+            "take_events",
+            "has_pending_push_work",
+            "get_kv_connector_stats",
+            "reset_cache",
+            "shutdown",
+        ),
+    ),
+    Capability(
+        "vllm.v1.outputs:KVConnectorOutput",
+        fields=("finished_sending", "finished_recving", "invalid_block_ids", "failed_recving", "kv_connector_stats"),
+    ),
+    Capability(_OUTPUT + "KVConnectorBlockState", fields=("req_ids", "resolve_block_ids", "boundary_state_offloads")),
+    Capability("vllm.v1.core.kv_cache_manager:KVCacheBlocks", fields=("blocks",)),
+    Capability("vllm.v1.core.kv_cache_utils:KVCacheBlock", fields=("block_id", "ref_cnt", "is_null")),
+    Capability(
+        "vllm.v1.core.kv_cache_utils:get_request_block_hasher", parameters=("hash_block_size", "caching_hash_fn")
+    ),
+    Capability("vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id", parameters=("block_hash", "group_id")),
     Capability(
         "vllm.v1.engine.core:get_request_block_hasher",
         parameters=("hash_block_size", "caching_hash_fn"),
@@ -243,6 +286,7 @@ REQUEST_ATTRIBUTES: tuple[str, ...] = (
     "num_preemptions",
     "prefill_stats",
     "block_hashes",
+    "kv_transfer_params",
     "skip_reading_prefix_cache",
     "resumable",
     "abort_immediately",

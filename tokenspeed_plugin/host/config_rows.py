@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed_plugin.host.connectors import has_refused_child, is_refused
+
 WAY_OUT = "or use `--scheduler vllm`"
 SUPPORTED_SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingWindowMLASpec"})
 
@@ -107,8 +109,8 @@ REFUSED: tuple[Refused, ...] = (
     # KV cache
     Refused("cache_config.prefix_match_unit", _is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
     Refused("cache_config.prefix_cache_retention_interval", lambda v: v != 0, "a retention interval", "leave it out"),
-    Refused("cache_config.kv_offloading_size", _is_set, "KV offloading", "leave out `--kv-offloading-size`"),
-    Refused("kv_transfer_config.kv_connector", _is_set, "a KV connector", "leave out `--kv-transfer-config`"),
+    Refused("kv_transfer_config.kv_connector", is_refused, "this KV connector", "choose another in `--kv-transfer-config`"),
+    Refused("kv_transfer_config.kv_connector_extra_config", has_refused_child, "one of these KV connectors", "choose others"),
     Refused("ec_transfer_config.ec_connector", _is_set, "an encoder-cache connector", "leave out `--ec-transfer-config`"),
     Refused("ec_manager_config.encoder_cache_manager_cls", _is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
     Refused("attention_config.hisparse_config", _is_set, "HiSparse", "leave it out of `--attention-config`"),

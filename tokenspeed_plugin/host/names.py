@@ -17,18 +17,24 @@ from vllm.distributed.kv_events import (
     KVCacheEvent,
     KVEventBatch,
 )
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.multimodal import MULTIMODAL_REGISTRY, MultiModalRegistry
 from vllm.outputs import RequestError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     ExternalBlockHash,
+    KVCacheBlock,
     KVCacheBlockCopy,
     generate_block_hash_extra_keys,
+    get_request_block_hasher,
+    make_block_hash_with_group_id,
     maybe_convert_block_hash,
 )
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
@@ -72,6 +78,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.metrics.perf import ModelMetrics, PerfStats
 from vllm.v1.metrics.stats import (
+    KV_FETCH_COMPLETED_WAITING,
+    KV_FETCH_IN_PROGRESS,
+    KV_FETCH_WAITING_TO_START,
     CachingMetrics,
     KVCacheEvictionEvent,
     PrefillStats,
@@ -97,6 +106,9 @@ from vllm.v1.utils import ConstantList, tensor_data
 
 __all__ = [
     "EMPTY_MODEL_RUNNER_OUTPUT",
+    "KV_FETCH_COMPLETED_WAITING",
+    "KV_FETCH_IN_PROGRESS",
+    "KV_FETCH_WAITING_TO_START",
     "MEDIUM_GPU",
     "MULTIMODAL_REGISTRY",
     "AllBlocksCleared",
@@ -125,7 +137,9 @@ __all__ = [
     "HiSparseHotSpec",
     "HiSparseResidentSpec",
     "HiddenStateCacheSpec",
+    "KVCacheBlock",
     "KVCacheBlockCopy",
+    "KVCacheBlocks",
     "KVCacheConfig",
     "KVCacheEvent",
     "KVCacheEvictionEvent",
@@ -133,8 +147,11 @@ __all__ = [
     "KVCacheMetricsCollector",
     "KVCacheSpec",
     "KVCacheTensor",
+    "KVConnectorBase_V1",
     "KVConnectorBlockState",
+    "KVConnectorFactory",
     "KVConnectorOutput",
+    "KVConnectorRole",
     "KVEventBatch",
     "KVEventsConfig",
     "LoRARequest",
@@ -168,12 +185,15 @@ __all__ = [
     "SpecDecodingStats",
     "StreamingUpdate",
     "StructuredOutputManager",
+    "SupportsHMA",
     "UniformTypeKVCacheSpecs",
     "VllmConfig",
     "build_dynamic_sd_schedule_lookup",
     "check_sequence_repetition",
     "generate_block_hash_extra_keys",
+    "get_request_block_hasher",
     "init_logger",
+    "make_block_hash_with_group_id",
     "maybe_convert_block_hash",
     "strip_speculative_padding",
     "tensor_data",

@@ -4,12 +4,14 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "scheduler_fsm/csrc/bindings/plan_writer.h"
 #include "scheduler_fsm/csrc/bindings/request_view.h"
 #include "scheduler_fsm/csrc/bindings/result_io.h"
+#include "scheduler_fsm/csrc/bindings/transfers.h"
 #include "scheduler_fsm/csrc/scheduler.h"
 
 namespace tokenspeed::bindings {
@@ -50,12 +52,24 @@ class Core {
     [[nodiscard]] py::list drain_kv_events();
     [[nodiscard]] py::dict counters() const;
 
+    // With a connector (transfers.cpp).
+    void attach_connector(py::object offer, py::object accept, bool needs_delivery);
+    void let_go(std::uint64_t handle, bool awaits_send);
+    /// A request's whole table: tuple[list[int], ...] by group. Throws KeyError.
+    [[nodiscard]] py::tuple block_ids(std::uint64_t handle) const;
+    /// (computed tokens, table of these). Blocks that no later token reads are given back first. Throws KeyError.
+    [[nodiscard]] py::tuple computed(std::uint64_t handle);
+    /// list[Request] that read one of these blocks
+    [[nodiscard]] py::list invalidate(const std::vector<kv_flat::BlockId>& blocks);
+
+    [[nodiscard]] scheduler_fsm::Scheduler& scheduler() noexcept { return scheduler_; }
     [[nodiscard]] const scheduler_fsm::Scheduler& scheduler() const noexcept { return scheduler_; }
 
   private:
+    RequestViews views_;
+    std::unique_ptr<ConnectorCallbacks> connector_;  // outlives the scheduler
     scheduler_fsm::Scheduler scheduler_;
     RunnerProtocol protocol_;
-    RequestViews views_;
     PlanWriter writer_;
     ResultIo results_;
     SampledTokens sampled_;  // kept for its capacity

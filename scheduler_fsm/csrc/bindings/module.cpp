@@ -5,6 +5,7 @@
 #include "kv_flat/csrc/version.h"
 #include "scheduler_fsm/csrc/bindings/core.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
+#include "scheduler_fsm/csrc/bindings/transfers.h"
 
 namespace py = pybind11;
 using namespace tokenspeed;  // NOLINT(google-build-using-namespace): this file only names things for Python
@@ -157,6 +158,8 @@ void bind_plan(py::module_& module) {
         .def_readonly("drafts_are_unused", &PlanColumns::drafts_are_unused)
         .def_readonly("retracted", &PlanColumns::retracted)
         .def_readonly("ended", &PlanColumns::ended)
+        .def_readonly("prefetching", &PlanColumns::prefetching)
+        .def_readonly("has_sync_loads", &PlanColumns::has_sync_loads)
         .def_readonly("blocks_to_zero", &PlanColumns::blocks_to_zero)
         .def_readonly("grammar_req_ids", &PlanColumns::grammar_req_ids)
         .def_readonly("waits_for_grammar_tokens", &PlanColumns::waits_for_grammar_tokens);
@@ -165,8 +168,8 @@ void bind_plan(py::module_& module) {
 void bind_core(py::module_& module) {
     using bindings::Core;
     py::register_exception<bindings::RefusedRequest>(module, "RefusedRequest", PyExc_ValueError);
-    py::class_<Core>(module, "Core")
-        .def(py::init<scheduler_fsm::SchedulerConfig, bindings::RunnerProtocol, py::object>(), py::kw_only(),
+    py::class_<Core> core(module, "Core");
+    core.def(py::init<scheduler_fsm::SchedulerConfig, bindings::RunnerProtocol, py::object>(), py::kw_only(),
              py::arg("config"), py::arg("protocol"), py::arg("output_class"))
         .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"),
              py::arg("stop"), py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"),
@@ -198,6 +201,7 @@ void bind_core(py::module_& module) {
             const kv_flat::BlockPool& pool = core.scheduler().state().kv.pool();
             return static_cast<double>(pool.num_in_use()) / static_cast<double>(pool.num_usable());
         });
+    bindings::bind_transfers(core);
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     write_grammar_rows(plan, columns);
     columns.retracted = requests(plan.retracted);
     columns.ended = requests(plan.ended);
+    columns.prefetching = requests(plan.prefetching);
+    columns.has_sync_loads = plan.has_sync_loads;
     columns.blocks_to_zero = blocks_to_zero(plan);
     return columns;
 }
@@ -92,7 +94,8 @@ void PlanWriter::write_admitted(const ExecutionPlan& plan, PlanColumns& columns)
     columns.admitted = checked(PyList_New(0));
     for (const PlanRow& row : plan.rows) {
         if (row.kind == RowKind::kRunning) continue;
-        const py::tuple item = py::make_tuple(views_.of(*row.request).request, row.num_cached_tokens);
+        const py::tuple item =
+            py::make_tuple(views_.of(*row.request).request, row.num_cached_tokens, row.num_loaded_tokens);
         if (PyList_Append(columns.admitted.ptr(), item.ptr()) != 0) throw py::error_already_set();
     }
 }
@@ -148,8 +151,8 @@ py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {
     for (std::size_t i = 0; i < plan.rows.size(); ++i) {
         const PlanRow& row = plan.rows[i];
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
-            // A whole new table begins with what the cache gave: valid content, never to be zeroed.
-            const std::uint32_t num_warm = row.num_cached_tokens / groups_[group].block_tokens;
+            // A whole new table begins with what the cache gave or a load brought: valid content, never to be zeroed.
+            const std::uint32_t num_warm = kv_flat::ceil_div(row.num_warm_tokens, groups_[group].block_tokens);
             const std::uint32_t first = std::max(plan.first_new_blocks[i * groups_.size() + group], num_warm);
             for (const kv_flat::BlockId block : row.request->kv()->table(group).ids().subspan(first))
                 fresh.push_back(block);

@@ -25,7 +25,7 @@ struct PlanColumns {
     std::uint32_t num_tokens = 0;
     py::object num_scheduled_tokens;  ///< dict[str, int]
     py::object new_rows;              ///< list[(Request, block_ids, num_computed_tokens, all_token_ids | None)]
-    py::object admitted;              ///< list[(Request, num_cached_tokens)]: running from now on
+    py::object admitted;              ///< list[(Request, num_cached_tokens, num_loaded_tokens)]: running from now on
     // CachedRequestData:
     py::object req_ids;
     py::object resumed_req_ids;
@@ -37,11 +37,13 @@ struct PlanColumns {
     py::object spec_tokens;      ///< dict[str, list[int]]
     py::object retracted;        ///< list[Request]
     py::object ended;            ///< list[Request]: the pool is full with them alone
+    py::object prefetching;      ///< list[Request]: their KV begins to load
     py::object blocks_to_zero;   ///< list[int] | None
     py::object grammar_req_ids;  ///< list[str]: rows that sample under a grammar
     std::uint32_t num_next_drafts = 0;
     bool drafts_are_unused = false;
     bool waits_for_grammar_tokens = false;
+    bool has_sync_loads = false;
 };
 
 /// Writes one plan. All Python objects of a step are made here, in one pass over its rows.

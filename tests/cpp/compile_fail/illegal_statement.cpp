@@ -11,7 +11,8 @@ using namespace tokenspeed::scheduler_fsm;
 [[maybe_unused]] static void use(kv_flat::BlockPool& pool, kv_flat::BlockRef& block, kv_flat::BlockTable& table,
                                  kv_flat::KvSequence& kv, RequestSlot& slot, Submitted& submitted,
                                  Prefilling& prefilling, Decoding& decoding, Idle& idle, Retracted& retracted,
-                                 Finished& finished) {
+                                 Finished& finished, Prefetching& prefetching, Prefetched& prefetched,
+                                 Draining& draining) {
 #ifdef TOKENSPEED_ILLEGAL
     TOKENSPEED_STATEMENT;
 #endif
@@ -26,4 +27,7 @@ using namespace tokenspeed::scheduler_fsm;
     static_cast<void>(idle);
     static_cast<void>(retracted);
     static_cast<void>(finished);
+    static_cast<void>(prefetching);
+    static_cast<void>(prefetched);
+    static_cast<void>(draining);
 }

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random agentic traffic over a KV connector that really moves what blocks hold: no wrong, lost or doubled token, no leak."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from exact.store_connector import PATH
+from exact.strategies import Scenario, scenarios
+from exact_worker import Driver
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_harness import OURS, make_harness
+
+pytestmark = pytest.mark.host_matrix
+
+NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
+relaxed = settings(
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@st.composite
+def connectors(draw: st.DrawFn, fail_share: float) -> dict[str, object]:
+    """What the connector is like."""
+    return {
+        "is_async": draw(st.booleans()),
+        "load_steps": draw(st.integers(0, 4)),
+        "undecided_share": draw(st.sampled_from([0.0, 0.5])),
+        "whole_prompt": draw(st.booleans()),
+        "send_steps": draw(st.sampled_from([0, 1, 3])),
+        "save_steps": draw(st.sampled_from([0, 0, 1, 3])),
+        "fail_share": fail_share,
+        "fails_by_request": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def run(scenario: Scenario, options: dict[str, object], policy: str = "fail") -> Driver:
+    knobs = replace(scenario.knobs, connector=PATH, connector_options=options, load_failure_policy=policy)
+    driver = Driver(make_harness(OURS, knobs), scenario.workload, draft_right=scenario.draft_right)
+    try:
+        driver.run(5_000)
+    except Exception as error:
+        error.add_note(f"{knobs}, {scenario.workload}, tick {driver.report.ticks}")
+        raise
+    return driver
+
+
+@relaxed
+@given(scenario=scenarios(max_depth=3), options=connectors(fail_share=0.0))
+def test_loads_saves_and_sends(scenario: Scenario, options: dict[str, object]) -> None:
+    run(scenario, options)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@relaxed
+@given(scenario=scenarios(max_depth=3), options=connectors(fail_share=0.5))
+def test_loads_that_fail(policy: str, scenario: Scenario, options: dict[str, object]) -> None:
+    run(scenario, options, policy)
