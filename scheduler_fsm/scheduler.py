@@ -74,7 +74,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             ConfigRefusedError: names each setting that it cannot honour.
         """
         config_gate.check(vllm_config, kv_cache_config)
-        key_tokens = hash_block_size or block_size
+        key_tokens = config_map.key_tokens(kv_cache_config, hash_block_size or block_size)
         # EngineCore reads both; None says "no connector".
         self.connector = None
         self.ec_connector = None

@@ -34,10 +34,13 @@ class Admission {
     [[nodiscard]] bool may_try(const Request& request) const;
     [[nodiscard]] bool answer_may_differ(const Request& request, std::uint32_t limit) const;
     [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
-    [[nodiscard]] kv_flat::Match probe(const Request& request);
+    [[nodiscard]] kv_flat::Match probe(const Request& request,
+                                       kv_flat::MatchEnd end = kv_flat::MatchEnd::kLogicalBlock);
+    [[nodiscard]] std::uint32_t blocks_needed(const Request& request, const kv_flat::Match& match) const;
     [[nodiscard]] bool has_slot() const;
     [[nodiscard]] bool start_if_it_fits(Request& request);
-    void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
+    void remember_failure(Request& request, std::uint32_t num_cached_tokens, std::uint32_t needed_blocks,
+                          std::uint32_t num_idle_blocks);
     void start(Request& request, const kv_flat::Match& match);
     void count_cache_use(const Request& request, std::uint32_t num_hit_tokens);
 

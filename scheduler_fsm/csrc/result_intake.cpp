@@ -17,6 +17,7 @@ void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& d
     check(*record, events);
     const StepRecord taken = std::move(*record);
     engine_.in_flight.erase(record);
+    std::erase_if(engine_.copy_pins, [&](const CopyPin& pin) { return pin.step <= events.step; });
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
         apply_row(taken.rows[i], i, events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]),
                   deliveries);

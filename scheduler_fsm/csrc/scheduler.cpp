@@ -79,6 +79,7 @@ std::optional<Refusal> Scheduler::feed(RequestHandle handle, TurnInput input) {
 const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
     plan_.clear();
     plan_.step = ++engine_.step;
+    engine_.kv.begin_step();
     if (options.pause == PauseLevel::kAll) return plan_;
     StepBuilder step(engine_, plan_, options);
     Admission admission(step, plan_);
@@ -132,7 +133,13 @@ void Scheduler::retract_all() {
     }
 }
 
-bool Scheduler::reset_prefix_cache() { return engine_.kv.pool().clear_cache(); }
+bool Scheduler::reset_prefix_cache() {
+    kv_flat::BlockPool& pool = engine_.kv.pool();
+    // A copy in flight reads no key: what it holds is no reason to keep the cache.
+    if (engine_.num_running() > 0 || engine_.copy_pins.empty()) return pool.clear_cache();
+    pool.forget_keys();
+    return true;
+}
 
 void Scheduler::check_integrity() const {
     const kv_flat::BlockPool& pool = engine_.kv.pool();
@@ -149,6 +156,7 @@ void Scheduler::check_integrity() const {
         }
         num_awaiting_input += request.awaits_input && !request.is_finished();
     });
+    for (const CopyPin& pin : engine_.copy_pins) ++owners[pin.block.id()];
     pool.check_integrity(owners);
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
     if (num_holders != engine_.num_running() + engine_.num_idle())
