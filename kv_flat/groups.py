@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KV cache groups, reduced to what block bookkeeping depends on."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,10 @@ from typing import Any
 # By class name, so that this room needs no vLLM. Subclasses are found through the method resolution order, the nearest name first.
 _WINDOWED = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+
+
+# Largest unit in which prefixes are matched.
+MOST_MATCH_TOKENS = 128
 
 
 class UnsupportedGroupError(ValueError):
@@ -41,6 +46,33 @@ def groups_from(kv_cache_groups: Iterable[Any], num_context_ranks: int = 1) -> l
         UnsupportedGroupError: names the group, its kind and the kinds that are known; or a window that is sharded.
     """
     return [_group(group, num_context_ranks) for group in kv_cache_groups]
+
+
+def match_unit_tokens(kv_cache_groups: Iterable[Any], hash_block_tokens: int) -> int:
+    """Tokens of a logical block: the unit of keys, matching and events.
+
+    The largest divisor of vLLM's hash block that is at most 128 tokens. A layer that keeps one state for several tokens is
+    never cut inside such a run.
+
+    Args:
+        kv_cache_groups: of a vLLM `KVCacheConfig`.
+        hash_block_tokens: vLLM's resolved `hash_block_size`; it divides the block of every group.
+    """
+    run_tokens = math.lcm(*(_run_tokens(spec) for group in kv_cache_groups for spec in _layer_specs(group)))
+    most = min(hash_block_tokens, MOST_MATCH_TOKENS)
+    fitting = (unit for unit in range(most, 0, -1) if hash_block_tokens % unit == 0 and unit % run_tokens == 0)
+    return next(fitting, hash_block_tokens)
+
+
+def _run_tokens(spec: Any) -> int:
+    """Tokens that share one stored state; 1 where each has its own."""
+    tokens = getattr(spec, "tokens_per_state", 1)
+    return tokens if isinstance(tokens, int) and tokens > 1 else 1
+
+
+def _layer_specs(group: Any) -> list[Any]:
+    spec = group.kv_cache_spec
+    return list(spec.kv_cache_specs.values()) if hasattr(spec, "kv_cache_specs") else [spec]
 
 
 def _group(group: Any, num_context_ranks: int) -> Group:

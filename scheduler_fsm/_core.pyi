@@ -124,6 +124,7 @@ class PlanColumns:
     retracted: list[Any]
     ended: list[Any]
     blocks_to_zero: list[int] | None
+    block_copies: list[tuple[int, int]] | None
     grammar_req_ids: list[str]
     num_next_drafts: int
     drafts_are_unused: bool

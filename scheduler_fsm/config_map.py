@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
-from tokenspeed_plugin.kv_flat.groups import groups_from
+from tokenspeed_plugin.kv_flat.groups import groups_from, match_unit_tokens
 from tokenspeed_plugin.scheduler_fsm import _core
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def scheduler_config(
     Args:
         vllm_config: vLLM's configuration.
         kv_cache_config: its groups and the number of blocks.
-        key_tokens: tokens per prefix key, vLLM's resolved `hash_block_size`.
+        key_tokens: tokens per prefix key.
     """
     vllm = vllm_config.scheduler_config
     config = _core.SchedulerConfig()
@@ -45,6 +45,11 @@ def scheduler_config(
         config.max_adapters = vllm_config.lora_config.max_loras
     _set_speculation(config, vllm_config)
     return config
+
+
+def key_tokens(kv_cache_config: "KVCacheConfig", hash_block_size: int) -> int:
+    """Tokens per prefix key; divides vLLM's `hash_block_size`."""
+    return match_unit_tokens(kv_cache_config.kv_cache_groups, hash_block_size)
 
 
 def _set_speculation(config: _core.SchedulerConfig, vllm_config: "VllmConfig") -> None:

@@ -76,13 +76,14 @@ class TokenSpeedScheduler(SchedulerInterface):
             ConfigRefusedError: names each setting that it cannot honour.
         """
         config_gate.check(vllm_config, kv_cache_config)
-        key_tokens = hash_block_size or block_size
+        hash_tokens = hash_block_size or block_size
+        key_tokens = config_map.key_tokens(kv_cache_config, hash_tokens)
         self._core = _core.Core(
             config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens),
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
             output_class=EngineCoreOutput,
         )
-        self._port = port = connector_port.create(self._core, vllm_config, kv_cache_config, key_tokens)
+        self._port = port = connector_port.create(self._core, vllm_config, kv_cache_config, hash_tokens)
         # EngineCore reads both; None says "no connector".
         self.connector = None if port is None else port.connector
         self.ec_connector = None

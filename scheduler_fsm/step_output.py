@@ -4,7 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host.differences import field_names
-from tokenspeed_plugin.host.names import CachedRequestData, NewRequestData, SchedulerOutput
+from tokenspeed_plugin.host.names import CachedRequestData, KVCacheBlockCopy, NewRequestData, SchedulerOutput
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
@@ -46,6 +46,7 @@ def scheduler_output(
         has_structured_output_requests=bool(plan.grammar_req_ids),
         pending_structured_output_tokens=plan.waits_for_grammar_tokens,
         new_block_ids_to_zero=plan.blocks_to_zero,
+        kv_cache_block_copies=plan.block_copies and [KVCacheBlockCopy(*ends) for ends in plan.block_copies],
         num_spec_tokens_to_schedule=plan.num_next_drafts,
         **({"skip_drafts": plan.drafts_are_unused} if _CAN_SKIP_DRAFTS else {}),
     )

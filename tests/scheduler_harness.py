@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 for _key, _value in {
     "HF_HUB_OFFLINE": "1",
@@ -74,8 +75,9 @@ class Group:
 class Knobs:
     """Everything of vLLM's configuration that the exact worker varies.
 
-    `num_blocks` counts usable blocks; vLLM's null block 0 is added on top. `pipeline_depth` is the number of batches
-    that may be in flight: 1 is synchronous, 2 is async scheduling, more adds pipeline stages (V2 runner).
+    `match_tokens` bounds the logical block of our scheduler. `num_blocks` counts usable blocks; vLLM's null block 0 is
+    added on top. `pipeline_depth` is the number of batches that may be in flight: 1 is synchronous, 2 is async
+    scheduling, more adds pipeline stages (V2 runner).
     """
 
     groups: tuple[Group, ...] = (Group(),)
@@ -86,6 +88,7 @@ class Knobs:
     runner: str = "v1"
     pipeline_depth: int = 1
     prefix_caching: bool = True
+    match_tokens: int = 128
     policy: str = "fcfs"
     num_spec_tokens: int = 0
     draft_method: str = "ngram"
@@ -307,7 +310,8 @@ def make_harness(scheduler_class: str | type, knobs: Knobs, **overrides: Any) ->
         "hash_block_size": hash_tokens,
         "log_stats": True,
     }
-    scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
+    with mock.patch("tokenspeed_plugin.kv_flat.groups.MOST_MATCH_TOKENS", knobs.match_tokens):
+        scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
     lookahead_tokens = getattr(config, "num_hash_lookahead_tokens", 0)
     hasher = None
     if knobs.prefix_caching or knobs.connector:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_flat/csrc/block_pool.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -21,8 +23,14 @@ BlockRef::~BlockRef() {
     if (pool_ != nullptr) pool_->release(block_);
 }
 
-BlockPool::BlockPool(std::uint32_t num_blocks, bool record_events)
-    : blocks_(num_blocks), index_(num_blocks), events_(record_events), num_usable_(num_blocks - 1) {
+BlockPool::BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units)
+    : blocks_(num_blocks),
+      most_units_(most_units),
+      unit_shift_(static_cast<std::uint32_t>(std::bit_width(most_units - 1))),
+      index_(num_blocks << unit_shift_),
+      num_keys_(num_blocks),
+      events_(record_events),
+      num_usable_(num_blocks - 1) {
     if (num_blocks < 2) {
         throw std::invalid_argument("num_blocks is " + std::to_string(num_blocks) +
                                     "; a pool needs at least 2 (the null block and one for use)");
@@ -43,7 +51,7 @@ BlockRef BlockPool::take() {
     const BlockId block = blocks_[kNullBlock].next;
     unlink(block);
     --num_free_;
-    if (index_.has_key(block)) {
+    if (has_key(block)) {
         ++num_evictions_;
         forget(block);
     }
@@ -59,8 +67,17 @@ BlockRef BlockPool::share(BlockId block) {
     return {*this, block};
 }
 
-bool BlockPool::publish(BlockId block, const Digest& key, GroupId group) noexcept {
-    return !index_.has_key(block) && index_.insert(key, group, block);
+bool BlockPool::publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit) noexcept {
+    if (index_.has_key(entry(block, unit)) || !index_.insert(key, group, entry(block, unit))) return false;
+    ++num_keys_[block];
+    return true;
+}
+
+bool BlockPool::has_key_from(BlockId block, std::uint32_t unit) const noexcept {
+    for (; unit < most_units_; ++unit) {
+        if (index_.has_key(entry(block, unit))) return true;
+    }
+    return false;
 }
 
 void BlockPool::unpublish(BlockId block) noexcept {
@@ -75,26 +92,33 @@ bool BlockPool::clear_cache() {
 
 void BlockPool::forget_keys() noexcept {
     index_.clear();
+    std::ranges::fill(num_keys_, std::uint16_t{0});
     events_.record({});
 }
 
 void BlockPool::release(BlockId block) noexcept {
     if (--blocks_[block].owners > 0) return;
     // A blank block is used up before anything cached is evicted.
-    link_before(block, index_.has_key(block) ? kNullBlock : blocks_[kNullBlock].next);
+    link_before(block, has_key(block) ? kNullBlock : blocks_[kNullBlock].next);
     ++num_free_;
     ++num_releases_;
 }
 
 void BlockPool::forget(BlockId block) noexcept {
-    if (events_.enabled()) {
-        KvEvent removed;
-        removed.kind = KvEvent::Kind::kRemoved;
-        removed.group = index_.group(block);
-        removed.key = index_.key(block);
-        events_.record(std::move(removed));
+    // Tail first: what is told as removed is never the parent of what is still told as stored.
+    for (std::uint32_t unit = most_units_; num_keys_[block] > 0; --unit) {
+        const std::uint32_t keyed = entry(block, unit - 1);
+        if (!index_.has_key(keyed)) continue;
+        if (events_.enabled()) {
+            KvEvent removed;
+            removed.kind = KvEvent::Kind::kRemoved;
+            removed.group = index_.group(keyed);
+            removed.key = index_.key(keyed);
+            events_.record(std::move(removed));
+        }
+        index_.erase(keyed);
+        --num_keys_[block];
     }
-    index_.erase(block);
 }
 
 void BlockPool::unlink(BlockId block) noexcept {
@@ -140,11 +164,16 @@ void BlockPool::check_integrity(const std::vector<std::uint32_t>& owners) const 
         }
         if ((counted == 0) != queued[block])
             fail("block " + std::to_string(block) + " is both free and in use, or neither");
-        if (!index_.has_key(block)) continue;
-        ++num_keyed;
-        if (index_.find(index_.key(block), index_.group(block)) != block) {
-            fail("block " + std::to_string(block) + " has a key that does not lead to it");
+        std::uint32_t num_keys = 0;
+        for (std::uint32_t unit = 0; unit < most_units_; ++unit) {
+            const std::uint32_t keyed = entry(block, unit);
+            if (!index_.has_key(keyed)) continue;
+            ++num_keys;
+            if (index_.find(index_.key(keyed), index_.group(keyed)) != keyed)
+                fail("block " + std::to_string(block) + " has a key that does not lead to it");
         }
+        if (num_keys != num_keys_[block]) fail("block " + std::to_string(block) + " miscounts its keys");
+        num_keyed += num_keys;
     }
     if (num_keyed != index_.size()) fail("the index counts a different number of keys than the blocks have");
 }

@@ -46,7 +46,8 @@ class [[nodiscard]] BlockRef {
 class BlockPool {
   public:
     /// @param num_blocks all blocks, the null block included; at least 2
-    BlockPool(std::uint32_t num_blocks, bool record_events);
+    /// @param most_units logical blocks in a block, at most: each has a key of its own
+    BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units = 1);
     BlockPool(const BlockPool&) = delete;
     BlockPool& operator=(const BlockPool&) = delete;
     ~BlockPool();
@@ -55,6 +56,7 @@ class BlockPool {
     [[nodiscard]] std::uint32_t num_usable() const noexcept { return num_usable_; }
     [[nodiscard]] std::uint32_t num_free() const noexcept { return num_free_; }
     [[nodiscard]] std::uint32_t num_in_use() const noexcept { return num_usable_ - num_free_; }
+    /// Logical blocks that can be hit.
     [[nodiscard]] std::uint32_t num_cached() const noexcept { return index_.size(); }
 
     /// Takes a free block; what it cached is forgotten.
@@ -65,10 +67,16 @@ class BlockPool {
     BlockRef share(BlockId block);
 
     /// The block that holds `key` in `group`, or kNullBlock.
-    [[nodiscard]] BlockId find(const Digest& key, GroupId group) const noexcept { return index_.find(key, group); }
+    [[nodiscard]] BlockId find(const Digest& key, GroupId group) const noexcept {
+        return index_.find(key, group) >> unit_shift_;
+    }
 
-    /// Makes a block hittable. False when it has a key already or another block holds the same content.
-    bool publish(BlockId block, const Digest& key, GroupId group) noexcept;
+    /// Makes logical block `unit` of a block hittable. False when it has a key already or another one holds the same
+    /// content.
+    bool publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit = 0) noexcept;
+
+    /// Whether logical block `unit` of `block`, or one behind it, can be hit.
+    [[nodiscard]] bool has_key_from(BlockId block, std::uint32_t unit) const noexcept;
 
     /// Makes a block unhittable: what it holds is not what its key says. Nothing happens when it has no key.
     void unpublish(BlockId block) noexcept;
@@ -109,9 +117,16 @@ class BlockPool {
     void unlink(BlockId block) noexcept;
     void link_before(BlockId block, BlockId successor) noexcept;
     void forget(BlockId block) noexcept;
+    [[nodiscard]] bool has_key(BlockId block) const noexcept { return num_keys_[block] > 0; }
+    [[nodiscard]] std::uint32_t entry(BlockId block, std::uint32_t unit) const noexcept {
+        return (block << unit_shift_) | unit;
+    }
 
     std::vector<Block> blocks_;
-    PrefixIndex index_;
+    std::uint32_t most_units_;
+    std::uint32_t unit_shift_;
+    PrefixIndex index_;  // over logical blocks, numbered by `entry`
+    std::vector<std::uint16_t> num_keys_;
     KvEventLog events_;
     std::uint32_t num_usable_;
     std::uint32_t num_free_ = 0;

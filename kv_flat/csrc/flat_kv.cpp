@@ -24,17 +24,24 @@ KvConfig checked(KvConfig config) {
     return config;
 }
 
+std::uint32_t most_units(const KvConfig& config) noexcept {
+    std::uint32_t most = 1;
+    for (const GroupSpec& group : config.groups) most = std::max(most, group.block_tokens / config.key_tokens);
+    return most;
+}
+
 }  // namespace
 
 FlatKv::FlatKv(KvConfig config)
     : config_(checked(std::move(config))),
-      pool_(config_.num_blocks, config_.record_events),
-      matcher_(pool_, config_.groups, config_.key_tokens) {}
+      pool_(config_.num_blocks, config_.record_events, most_units(config_)),
+      clock_(config_.num_blocks, most_units(config_)),
+      matcher_(pool_, clock_, config_.groups, config_.key_tokens) {}
 
-Match FlatKv::probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last) const {
+Match FlatKv::probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last, MatchEnd end) const {
     if (!config_.prefix_caching || config_.groups.empty()) return no_match();
-    Match match = matcher_.find(keys, max_tokens);
-    if (drop_last && match.num_tokens > 0) match = matcher_.find(keys, match.num_tokens - 1);
+    Match match = matcher_.find(keys, max_tokens, end);
+    if (drop_last && match.num_tokens > 0) match = matcher_.find(keys, match.num_tokens - 1, end);
     return match;
 }
 
@@ -58,7 +65,8 @@ std::uint32_t FlatKv::held_blocks(std::uint32_t num_tokens, std::uint32_t in_fli
 
 std::uint32_t FlatKv::blocks_to_open(const Match& match, std::uint32_t num_tokens) const noexcept {
     const std::uint32_t held = max_held_blocks(num_tokens);
-    return held > match.num_shared_blocks ? held - match.num_shared_blocks : 0;
+    const std::uint32_t taken = held > match.num_shared_blocks ? held - match.num_shared_blocks : 0;
+    return taken + match.num_copied_idle_blocks;
 }
 
 std::uint32_t FlatKv::blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
@@ -81,20 +89,40 @@ std::uint32_t FlatKv::blocks_to_complete(const KvSequence& sequence, std::uint32
     return sum;
 }
 
-KvSequence FlatKv::open(const Match& match) {
-    KvSequence sequence;
+void FlatKv::own_match(KvSequence& sequence, const Match& match) {
     sequence.columns_.reserve(config_.groups.size());
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column column{BlockTable(pool_)};
-        for (const BlockId block : match.blocks[group]) {
+        const std::uint32_t tail_units = num_tail_units(match, group);
+        const std::size_t num_blocks = match.blocks[group].size();
+        for (std::size_t index = 0; index < num_blocks; ++index) {
+            const BlockId block = match.blocks[group][index];
             if (block == kNullBlock) {
                 column.table.append_null();
-            } else {
+            } else if (index + 1 < num_blocks || tail_units == 0 || matcher_.may_adopt(block, tail_units)) {
                 column.table.append(pool_.share(block));
+            } else {
+                sequence.copies_.push_back({group, pool_.share(block)});
             }
         }
-        column.num_published = column.table.size();
         sequence.columns_.push_back(std::move(column));
+    }
+}
+
+KvSequence FlatKv::open(const Match& match) {
+    KvSequence sequence;
+    own_match(sequence, match);
+    // Only now, with every block of the match owned, may others be taken: taking evicts.
+    for (BlockCopy& copy : sequence.copies_) {
+        BlockRef target = pool_.take();
+        copy.target = target.id();
+        sequence.columns_[copy.group].table.append(std::move(target));
+        const std::uint32_t tail_units = num_tail_units(match, copy.group);
+        for (std::uint32_t unit = 0; unit < tail_units; ++unit) clock_.note_written(copy.target, unit);
+    }
+    for (KvSequence::Column& column : sequence.columns_) {
+        column.num_warm = column.table.size();
+        column.num_published = match.num_tokens / config_.key_tokens;
     }
     return sequence;
 }
@@ -160,34 +188,33 @@ void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noe
 void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
                      std::uint32_t num_tokens) {
     if (!config_.prefix_caching || chain.key_tokens() == 0) return;
+    // Keys that look ahead come later than their block.
+    const auto num_keyed = static_cast<std::uint32_t>(chain.keys().size());
+    const std::uint32_t num_complete = std::min(num_tokens / config_.key_tokens, num_keyed);
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
-        const std::uint32_t block_tokens = config_.groups[group].block_tokens;
-        const std::uint32_t keys_per_block = block_tokens / chain.key_tokens();
-        // Keys that look ahead come later than their block.
-        const auto num_keyed = static_cast<std::uint32_t>(chain.keys().size()) / keys_per_block;
-        const std::uint32_t num_whole = std::min(num_tokens / block_tokens, num_keyed);
-        for (std::uint32_t& index = column.num_published; index < num_whole; ++index) {
-            const BlockId block = column.table.ids()[index];
+        if (column.num_published >= num_complete) continue;
+        const std::uint32_t num_units = config_.groups[group].block_tokens / config_.key_tokens;
+        for (std::uint32_t& index = column.num_published; index < num_complete; ++index) {
+            const BlockId block = column.table.ids()[index / num_units];
             if (block == kNullBlock) continue;
-            const Digest& key = chain.keys()[(index + 1) * keys_per_block - 1];
-            if (pool_.publish(block, key, group) && pool_.events().enabled())
+            const std::uint32_t unit = index % num_units;
+            clock_.note_written(block, unit);
+            if (pool_.publish(block, chain.keys()[index], group, unit) && pool_.events().enabled())
                 record_stored(chain, tokens, group, index);
         }
     }
 }
 
 void FlatKv::record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t index) {
-    const std::uint32_t block_tokens = config_.groups[group].block_tokens;
-    const std::uint32_t keys_per_block = block_tokens / chain.key_tokens();
     KvEvent stored;
     stored.kind = KvEvent::Kind::kStored;
     stored.group = group;
-    stored.block_tokens = block_tokens;
-    stored.key = chain.keys()[(index + 1) * keys_per_block - 1];
+    stored.block_tokens = config_.key_tokens;
+    stored.key = chain.keys()[index];
     stored.has_parent = index > 0;
-    stored.parent = index > 0 ? chain.keys()[index * keys_per_block - 1] : chain.root();
-    const auto block = tokens.subspan(std::size_t{index} * block_tokens, block_tokens);
+    stored.parent = index > 0 ? chain.keys()[index - 1] : chain.root();
+    const auto block = tokens.subspan(std::size_t{index} * config_.key_tokens, config_.key_tokens);
     stored.tokens.assign(block.begin(), block.end());
     pool_.events().record(std::move(stored));
 }
@@ -196,6 +223,7 @@ void FlatKv::count_owners(const KvSequence& sequence, std::vector<std::uint32_t>
     for (GroupId group = 0; group < sequence.num_groups(); ++group) {
         for (const BlockId block : sequence.table(group).ids()) owners[block] += block != kNullBlock;
     }
+    for (const BlockCopy& copy : sequence.copies()) ++owners[copy.source.id()];
 }
 
 }  // namespace tokenspeed::kv_flat

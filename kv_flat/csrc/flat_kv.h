@@ -15,7 +15,7 @@ namespace tokenspeed::kv_flat {
 
 struct KvConfig {
     std::uint32_t num_blocks = 0;        ///< the null block included
-    std::uint32_t key_tokens = 0;        ///< tokens per key; divides every group's block
+    std::uint32_t key_tokens = 0;        ///< tokens per logical block, each with a key; divides every group's block
     std::uint32_t in_flight_tokens = 0;  ///< most tokens of one sequence that are computed but not confirmed
     bool prefix_caching = true;
     bool record_events = false;
@@ -34,9 +34,14 @@ class FlatKv {
     [[nodiscard]] BlockPool& pool() noexcept { return pool_; }
     [[nodiscard]] const BlockPool& pool() const noexcept { return pool_; }
 
+    /// A step is about to be planned: what was published so far is written before it runs.
+    void begin_step() noexcept { clock_.begin_step(); }
+
     /// The longest cached prefix, at most `max_tokens` long.
-    /// @param drop_last give up the last block of it (some drafters need its hidden states computed)
-    [[nodiscard]] Match probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last = false) const;
+    /// @param drop_last give up the last logical block of it (some drafters need its hidden states computed)
+    /// @param end where it may end
+    [[nodiscard]] Match probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last = false,
+                              MatchEnd end = MatchEnd::kLogicalBlock) const;
 
     /// No match: for a sequence that must not read the cache.
     [[nodiscard]] Match no_match() const;
@@ -60,7 +65,9 @@ class FlatKv {
     /// Blocks that a sequence may still take until it holds all of `num_tokens`.
     [[nodiscard]] std::uint32_t blocks_to_complete(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept;
 
-    /// Adopts a match that was probed since the pool last changed.
+    /// Adopts a match that was probed since the pool last changed. Where it ends inside a block, the sequence writes on
+    /// in that block if nobody would notice, and in a copy of it otherwise.
+    /// @pre blocks_to_open(match, match.num_tokens) <= pool().num_free()
     [[nodiscard]] KvSequence open(const Match& match);
 
     /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
@@ -77,7 +84,7 @@ class FlatKv {
     /// Gives back the blocks that no token at or after `num_computed_tokens` reads.
     void retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept;
 
-    /// Makes the whole blocks of the first `num_tokens` tokens hittable.
+    /// Makes the logical blocks of the first `num_tokens` tokens hittable.
     /// @param chain keys of the sequence, at least up to num_tokens
     /// @param tokens the sequence's ids, for events
     void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
@@ -88,10 +95,16 @@ class FlatKv {
 
   private:
     [[nodiscard]] std::uint32_t held_blocks(std::uint32_t num_tokens, std::uint32_t in_flight_tokens) const noexcept;
-    void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t index);
+    /// Logical blocks of the match that its last block in `group` holds, 0 when it holds them all and is shared.
+    [[nodiscard]] std::uint32_t num_tail_units(const Match& match, GroupId group) const noexcept {
+        return match.num_tokens % config_.groups[group].block_tokens / config_.key_tokens;
+    }
+    void own_match(KvSequence& sequence, const Match& match);
+    void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t unit);
 
     KvConfig config_;
     BlockPool pool_;
+    WriteClock clock_;
     JointMatcher matcher_;
 };
 

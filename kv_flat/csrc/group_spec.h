@@ -30,10 +30,6 @@ struct GroupSpec {
         return (num_computed_tokens + 1 - window_tokens) / block_tokens;
     }
 
-    /// Blocks in a row before a position that must be warm for a hit to end there (fewer suffice if they reach token
-    /// 0).
-    [[nodiscard]] std::uint32_t num_window_blocks() const noexcept { return ceil_div(window_tokens - 1, block_tokens); }
-
     /// Most blocks that a sequence of `num_tokens` ever holds at once, with at most `in_flight_tokens` being computed.
     [[nodiscard]] std::uint32_t max_held_blocks(std::uint32_t num_tokens,
                                                 std::uint32_t in_flight_tokens) const noexcept {

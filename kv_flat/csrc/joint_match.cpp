@@ -5,84 +5,135 @@
 
 namespace tokenspeed::kv_flat {
 
-JointMatcher::JointMatcher(const BlockPool& pool, std::span<const GroupSpec> groups, std::uint32_t key_tokens)
-    : pool_(pool), groups_(groups), key_tokens_(key_tokens), align_tokens_(1) {
+JointMatcher::JointMatcher(const BlockPool& pool, const WriteClock& clock, std::span<const GroupSpec> groups,
+                           std::uint32_t key_tokens)
+    : pool_(pool), clock_(clock), groups_(groups), key_tokens_(key_tokens), align_tokens_(1) {
     for (const GroupSpec& group : groups) align_tokens_ = std::lcm(align_tokens_, group.block_tokens);
 }
 
-Match JointMatcher::find(std::span<const Digest> keys, std::uint32_t max_tokens) const {
+Match JointMatcher::find(std::span<const Digest> keys, std::uint32_t max_tokens, MatchEnd end) const {
     Match match;
     match.blocks.resize(groups_.size());
+    const Search search{keys, end == MatchEnd::kLogicalBlock ? key_tokens_ : align_tokens_, end};
     std::uint32_t length = std::min(max_tokens, static_cast<std::uint32_t>(keys.size()) * key_tokens_);
-    length -= length % align_tokens_;
+    length -= length % search.grain_tokens;
 
     // A full group's hits reach back to token 0, so they are found once and only ever cut. A windowed group may be
     // valid at one length and not at a shorter one, so it is asked again until the length stands still.
     for (GroupId group = 0; group < groups_.size(); ++group) {
         if (groups_[group].retention == Retention::kFull)
-            length = full_prefix(keys, group, length, match.blocks[group]);
+            length = full_prefix(search, group, length, match.blocks[group]);
     }
     for (bool settled = false; !settled && length > 0;) {
         settled = true;
         for (GroupId group = 0; group < groups_.size(); ++group) {
-            if (groups_[group].retention == Retention::kFull) continue;
-            const std::uint32_t shorter = windowed_prefix(keys, group, length, match.blocks[group]);
+            auto& blocks = match.blocks[group];
+            const std::uint32_t shorter = groups_[group].retention == Retention::kFull
+                                              ? cut_full(search, group, length, blocks)
+                                              : windowed_prefix(search, group, length, blocks);
             settled = settled && shorter == length;
             length = shorter;
         }
     }
     match.num_tokens = length;
     for (GroupId group = 0; group < groups_.size(); ++group) {
-        match.blocks[group].resize(length / groups_[group].block_tokens);
+        match.blocks[group].resize(ceil_div(length, groups_[group].block_tokens));
     }
     count_owners(match);
     return match;
 }
 
-BlockId JointMatcher::block_at(std::span<const Digest> keys, GroupId group, std::uint32_t index) const noexcept {
-    const std::uint32_t keys_per_block = groups_[group].block_tokens / key_tokens_;
-    return pool_.find(keys[(index + 1) * keys_per_block - 1], group);
+JointMatcher::Run JointMatcher::run_at(const Search& search, GroupId group, std::uint32_t index,
+                                       std::uint32_t wanted_units) const noexcept {
+    const std::uint32_t num_units = groups_[group].block_tokens / key_tokens_;
+    const std::uint32_t begin = index * num_units;
+    const auto find = [&](std::uint32_t units) { return pool_.find(search.keys[begin + units - 1], group); };
+    // A block that holds more of the sequence than wanted serves, too: of two blocks with a common beginning only one
+    // has the keys of that beginning.
+    const std::uint32_t most = std::min(num_units, static_cast<std::uint32_t>(search.keys.size()) - begin);
+    for (std::uint32_t units = wanted_units; units <= most; ++units) {
+        if (const BlockId block = find(units); block != kNullBlock) return usable({block, units}, group, wanted_units);
+    }
+    if (search.end == MatchEnd::kPhysicalBlock) return {};
+    for (std::uint32_t units = wanted_units - 1; units > 0; --units) {
+        if (const BlockId block = find(units); block != kNullBlock) return usable({block, units}, group, units);
+    }
+    return {};
 }
 
-std::uint32_t JointMatcher::full_prefix(std::span<const Digest> keys, GroupId group, std::uint32_t max_tokens,
+JointMatcher::Run JointMatcher::usable(Run run, GroupId group, std::uint32_t num_units) const noexcept {
+    if (num_units * key_tokens_ < groups_[group].block_tokens) num_units = clock_.num_settled(run.block, num_units);
+    return {run.block, num_units};
+}
+
+std::uint32_t JointMatcher::full_prefix(const Search& search, GroupId group, std::uint32_t max_tokens,
                                         std::vector<BlockId>& blocks) const {
-    const std::uint32_t num_blocks = max_tokens / groups_[group].block_tokens;
-    blocks.reserve(num_blocks);
-    while (blocks.size() < num_blocks) {
-        const BlockId block = block_at(keys, group, static_cast<std::uint32_t>(blocks.size()));
+    const std::uint32_t block_tokens = groups_[group].block_tokens;
+    const std::uint32_t num_units = block_tokens / key_tokens_;
+    const std::uint32_t num_whole = max_tokens / block_tokens;
+    blocks.reserve(num_whole + 1);
+    while (blocks.size() < num_whole) {
+        const BlockId block = pool_.find(search.keys[(blocks.size() + 1) * num_units - 1], group);
         if (block == kNullBlock) break;
         blocks.push_back(block);
     }
-    const std::uint32_t length = static_cast<std::uint32_t>(blocks.size()) * groups_[group].block_tokens;
-    return length - length % align_tokens_;
+    std::uint32_t length = static_cast<std::uint32_t>(blocks.size()) * block_tokens;
+    const std::uint32_t tail_units = std::min(max_tokens - length, block_tokens) / key_tokens_;
+    if (tail_units > 0) {
+        const Run run = run_at(search, group, static_cast<std::uint32_t>(blocks.size()), tail_units);
+        if (run.num_units > 0) blocks.push_back(run.block);
+        length += run.num_units * key_tokens_;
+    }
+    return length - length % search.grain_tokens;
 }
 
-std::uint32_t JointMatcher::windowed_prefix(std::span<const Digest> keys, GroupId group, std::uint32_t max_tokens,
+std::uint32_t JointMatcher::cut_full(const Search& search, GroupId group, std::uint32_t length,
+                                     std::vector<BlockId>& blocks) const {
+    const std::uint32_t block_tokens = groups_[group].block_tokens;
+    const std::uint32_t tail_tokens = length % block_tokens;
+    if (tail_tokens == 0) return length;
+    // Another group ended the match inside a block that this one would have shared whole.
+    const Run run = usable({blocks[length / block_tokens], 0}, group, tail_tokens / key_tokens_);
+    const std::uint32_t shorter = length - tail_tokens + run.num_units * key_tokens_;
+    return shorter - shorter % search.grain_tokens;
+}
+
+std::uint32_t JointMatcher::windowed_prefix(const Search& search, GroupId group, std::uint32_t max_tokens,
                                             std::vector<BlockId>& blocks) const {
-    // Walks from the right. `end` is the candidate length in blocks; [index, end) are known to be warm.
+    // Walks from the right. `length` is the candidate; blocks from `index` on are known to be warm.
     const GroupSpec& spec = groups_[group];
-    const std::uint32_t align_blocks = align_tokens_ / spec.block_tokens;
-    const std::uint32_t wanted = spec.num_window_blocks();
-    std::uint32_t end = max_tokens / spec.block_tokens;
-    blocks.assign(end, kNullBlock);
-    for (std::uint32_t index = end; index > 0 && end - index < wanted;) {
-        const BlockId block = block_at(keys, group, index - 1);
-        if (block != kNullBlock) {
-            blocks[--index] = block;
-            continue;
+    std::uint32_t length = max_tokens;
+    std::uint32_t index = ceil_div(length, spec.block_tokens);
+    blocks.assign(index, kNullBlock);
+    while (index > spec.num_dead_blocks(length)) {
+        const std::uint32_t begin = (index - 1) * spec.block_tokens;
+        const std::uint32_t wanted = std::min(length - begin, spec.block_tokens) / key_tokens_;
+        const Run run = run_at(search, group, index - 1, wanted);
+        if (run.num_units < wanted) {  // cold: the hit must end here at the latest
+            length = begin + run.num_units * key_tokens_;
+            length -= length % search.grain_tokens;
+            index = ceil_div(length, spec.block_tokens);
+            blocks.assign(index, kNullBlock);
+            if (length <= begin) continue;
         }
-        end = (index - 1) - (index - 1) % align_blocks;  // cold: the hit must end before it
-        blocks.assign(end, kNullBlock);
-        index = end;
+        blocks[--index] = run.block;
     }
-    return end * spec.block_tokens;
+    return length;
 }
 
 void JointMatcher::count_owners(Match& match) const noexcept {
-    for (const auto& blocks : match.blocks) {
-        for (const BlockId block : blocks) {
+    for (GroupId group = 0; group < groups_.size(); ++group) {
+        const std::uint32_t num_whole = match.num_tokens / groups_[group].block_tokens;
+        for (std::uint32_t index = 0; index < match.blocks[group].size(); ++index) {
+            const BlockId block = match.blocks[group][index];
             if (block == kNullBlock) continue;
-            ++(pool_.num_owners(block) > 0 ? match.num_shared_blocks : match.num_idle_blocks);
+            const bool is_owned = pool_.num_owners(block) > 0;
+            if (index < num_whole) {
+                ++(is_owned ? match.num_shared_blocks : match.num_idle_blocks);
+            } else if (!is_owned) {
+                const std::uint32_t tail_units = match.num_tokens % groups_[group].block_tokens / key_tokens_;
+                ++(may_adopt(block, tail_units) ? match.num_idle_blocks : match.num_copied_idle_blocks);
+            }
         }
     }
 }

@@ -2,12 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "kv_flat/csrc/block_table.h"
 
 namespace tokenspeed::kv_flat {
+
+/// A block to be copied before a step runs. Owns the source, so that it is still there when the copy runs; the target
+/// is owned by the table that it stands in.
+struct BlockCopy {
+    GroupId group = 0;
+    BlockRef source;
+    BlockId target = kNullBlock;
+};
 
 /// The KV of one token sequence: a table per group. Move-only; its end gives every block back.
 class [[nodiscard]] KvSequence {
@@ -25,12 +34,20 @@ class [[nodiscard]] KvSequence {
         return std::exchange(columns_[group].num_told, columns_[group].table.size());
     }
 
+    /// Leading columns that hold valid KV from the cache (some only in their first tokens): never to be zeroed.
+    [[nodiscard]] std::uint32_t num_warm_blocks(GroupId group) const noexcept { return columns_[group].num_warm; }
+
+    /// Copies that must run before the first step that computes this sequence.
+    [[nodiscard]] std::vector<BlockCopy> take_copies() noexcept { return std::exchange(copies_, {}); }
+    [[nodiscard]] std::span<const BlockCopy> copies() const noexcept { return copies_; }
+
   private:
     friend class FlatKv;
 
     struct Column {
         BlockTable table;
-        std::uint32_t num_published = 0;  // leading blocks already offered to the index
+        std::uint32_t num_warm = 0;       // leading blocks that the cache gave
+        std::uint32_t num_published = 0;  // leading logical blocks already offered to the index
         std::uint32_t num_retired = 0;    // leading blocks given back because no window reaches them
         std::uint32_t num_told = 0;       // leading blocks that take_news has handed out
     };
@@ -38,6 +55,7 @@ class [[nodiscard]] KvSequence {
     KvSequence() = default;
 
     std::vector<Column> columns_;
+    std::vector<BlockCopy> copies_;
 };
 
 }  // namespace tokenspeed::kv_flat

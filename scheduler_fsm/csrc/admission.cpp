@@ -45,13 +45,24 @@ bool Admission::is_open() const {
            has_slot();
 }
 
-kv_flat::Match Admission::probe(const Request& request) {
+kv_flat::Match Admission::probe(const Request& request, kv_flat::MatchEnd end) {
     const kv_flat::FlatKv& kv = step_.engine.kv;
     ++step_.engine.counters.num_cache_lookups;
     // The last known token is always computed: its logits are what the step is for.
     const std::uint32_t most = request.num_known_tokens() - 1;
     if (!request.may_read_cache) return kv.no_match();
-    return kv.probe(request.chain.keys(), most, step_.engine.config.drop_last_match_block);
+    // Connectors load whole blocks, from the end of the match on.
+    if (step_.engine.transfers.store != nullptr) end = kv_flat::MatchEnd::kPhysicalBlock;
+    return kv.probe(request.chain.keys(), most, step_.engine.config.drop_last_match_block, end);
+}
+
+std::uint32_t Admission::blocks_needed(const Request& request, const kv_flat::Match& match) const {
+    const EngineState& engine = step_.engine;
+    const std::uint32_t first_chunk = std::min(request.num_known_tokens(), match.num_tokens + step_.token_budget);
+    std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
+    // The source of a copy comes back only after a first row, so that row must fit beside it, whatever a drafter adds.
+    if (match.num_copied_idle_blocks > 0) reserve += engine.config.lookahead_tokens;
+    return engine.kv.blocks_to_open(match, reserve);
 }
 
 std::uint32_t Admission::free_block_limit(const Request& request) const {
@@ -81,19 +92,20 @@ bool Admission::answer_may_differ(const Request& request, std::uint32_t limit) c
            step_.engine.kv.pool().find(memo.missing_key, memo.missing_group) != kv_flat::kNullBlock;
 }
 
-void Admission::remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks) {
+void Admission::remember_failure(Request& request, std::uint32_t num_cached_tokens, std::uint32_t needed_blocks,
+                                 std::uint32_t num_idle_blocks) {
     request.memo = {};
     request.memo.needed_blocks = needed_blocks;
-    request.memo.least_blocks = needed_blocks - std::min(needed_blocks, match.num_idle_blocks);
+    request.memo.least_blocks = needed_blocks - std::min(needed_blocks, num_idle_blocks);
     if (request.chain.key_tokens() == 0) return;
     const auto& groups = step_.engine.kv.config().groups;
     const auto keys = request.chain.keys();
     for (kv_flat::GroupId group = 0; group < groups.size(); ++group) {
         if (groups[group].retention != kv_flat::Retention::kFull) continue;
-        const std::size_t next = (match.num_tokens + groups[group].block_tokens) / request.chain.key_tokens();
-        if (next > keys.size()) return;
+        const std::size_t next = num_cached_tokens / request.chain.key_tokens();
+        if (next >= keys.size()) return;
         request.memo.has_missing_key = true;
-        request.memo.missing_key = keys[next - 1];
+        request.memo.missing_key = keys[next];
         request.memo.missing_group = group;
         return;
     }
@@ -126,10 +138,14 @@ bool Admission::start_if_it_fits(Request& request) {
     const bool may_be_alone = engine.num_running() == 0 && (is_alone() || !engine.idle.empty());
     if (!may_be_alone && !answer_may_differ(request, most)) return false;
     while (true) {
-        const kv_flat::Match match = probe(request);
-        const std::uint32_t first_chunk = std::min(request.num_known_tokens(), match.num_tokens + step_.token_budget);
-        const std::uint32_t reserve = engine.config.reserve_full_sequence ? request.num_known_tokens() : first_chunk;
-        const std::uint32_t needed = engine.kv.blocks_to_open(match, reserve);
+        kv_flat::Match match = probe(request);
+        std::uint32_t needed = blocks_needed(request, match);
+        const std::uint32_t num_cached_tokens = match.num_tokens;
+        if (needed > limit && match.num_copied_idle_blocks > 0) {
+            // A copy keeps its source from others for a step. A match that only shares is shorter, but needs less.
+            match = probe(request, kv_flat::MatchEnd::kPhysicalBlock);
+            needed = blocks_needed(request, match);
+        }
         if (needed <= limit || is_alone()) {
             const ExternalKv::Offer offer = ask_store(request, match, needed <= limit);
             if (offer.is_undecided) {
@@ -137,11 +153,12 @@ bool Admission::start_if_it_fits(Request& request) {
                 return true;
             }
             idle_.free_slot();
+            engine.counters.num_coarsened_tokens += num_cached_tokens - match.num_tokens;
             start(request, match, offer);
             return true;
         }
         if ((needed > most && !may_be_alone) || !idle_.retract_one()) {
-            remember_failure(request, match, needed);
+            remember_failure(request, num_cached_tokens, needed, match.num_idle_blocks);
             return false;
         }
         limit = free_block_limit(request);

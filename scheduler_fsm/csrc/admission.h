@@ -37,11 +37,14 @@ class Admission {
     [[nodiscard]] bool may_try(const Request& request) const;
     [[nodiscard]] bool answer_may_differ(const Request& request, std::uint32_t limit) const;
     [[nodiscard]] std::uint32_t free_block_limit(const Request& request) const;
-    [[nodiscard]] kv_flat::Match probe(const Request& request);
+    [[nodiscard]] kv_flat::Match probe(const Request& request,
+                                       kv_flat::MatchEnd end = kv_flat::MatchEnd::kLogicalBlock);
+    [[nodiscard]] std::uint32_t blocks_needed(const Request& request, const kv_flat::Match& match) const;
     [[nodiscard]] bool has_slot() const;
     /// False when it has to wait for memory. True also when it loads first, or waits for the store's answer.
     [[nodiscard]] bool start_if_it_fits(Request& request);
-    void remember_failure(Request& request, const kv_flat::Match& match, std::uint32_t needed_blocks);
+    void remember_failure(Request& request, std::uint32_t num_cached_tokens, std::uint32_t needed_blocks,
+                          std::uint32_t num_idle_blocks);
     [[nodiscard]] ExternalKv::Offer ask_store(const Request& request, const kv_flat::Match& match, bool fits) const;
     void start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer);
     [[nodiscard]] bool make_slot(const Request& request);

@@ -152,6 +152,15 @@ void EngineState::finish(Request& request, FinishReason why) {
         std::move(request.state));
 }
 
+void EngineState::plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan) {
+    for (kv_flat::BlockCopy& copy : sequence.take_copies()) {
+        ++counters.num_block_copies;
+        plan.copies.push_back({copy.source.id(), copy.target});
+        copy_pins.push_back({step, kv.pool().share(copy.target)});
+        copy_pins.push_back({step, std::move(copy.source)});
+    }
+}
+
 void EngineState::unpark_if_drained(Request& request) {
     if (!request.was_retracted() || !may_wait(request)) return;
     --num_parked;

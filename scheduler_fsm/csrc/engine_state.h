@@ -25,8 +25,10 @@ struct Counters {
     std::uint64_t num_readmission_hit_tokens = 0;
     std::uint64_t num_cache_lookups = 0;  ///< prefix lookups, admitted or not
     std::uint64_t num_retractions = 0;
-    std::uint64_t num_late_rows = 0;      ///< results for requests that were gone
-    std::uint64_t num_unknown_steps = 0;  ///< results for steps that were not in flight
+    std::uint64_t num_block_copies = 0;      ///< blocks copied because a match ended inside them
+    std::uint64_t num_coarsened_tokens = 0;  ///< cached, but computed again: there was no block for a copy
+    std::uint64_t num_late_rows = 0;         ///< results for requests that were gone
+    std::uint64_t num_unknown_steps = 0;     ///< results for steps that were not in flight
 };
 
 /// Everything the scheduler knows, and the few moves that keep its parts in step with each other.
@@ -53,6 +55,7 @@ struct EngineState {
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;
+    std::vector<CopyPin> copy_pins;      ///< of steps in flight
     std::uint64_t prefilled_tokens = 0;  ///< the clock of the short lane
     bool prefill_bound = false;          ///< the last prefill pass could not take everybody who wanted in
     std::uint64_t next_sequence = 0;
@@ -76,6 +79,9 @@ struct EngineState {
     void start_turn(Request& request, TurnInput input, OrderKey order);
     void retract(Request& request);
     void finish(Request& request, FinishReason why);
+
+    /// Moves the copies that a sequence waits for into a step.
+    void plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan);
 
     /// A request whose last step in flight came back may wait for admission again.
     void unpark_if_drained(Request& request);

@@ -30,6 +30,12 @@ struct PlanRow {
     std::uint32_t num_warm_tokens = 0;      ///< kFirst, kResumed: in its blocks already, so these are not to be zeroed
 };
 
+/// A whole block that the workers copy before anything else of the step.
+struct PlannedCopy {
+    kv_flat::BlockId source = kv_flat::kNullBlock;
+    kv_flat::BlockId target = kv_flat::kNullBlock;
+};
+
 /// One step. Valid until the next call into the scheduler.
 struct ExecutionPlan {
     std::uint64_t step = 0;
@@ -37,8 +43,9 @@ struct ExecutionPlan {
     std::uint32_t num_tokens = 0;
     std::vector<TokenId> drafts;                  ///< of all rows, in row order
     std::vector<std::uint32_t> first_new_blocks;  ///< per row and group: table column where the new blocks begin
-    std::uint32_t num_next_drafts = 0;            ///< tokens that drafters propose per request after this step
-    bool drafts_are_unused = false;               ///< no row can use what a drafter would propose: it may rest
+    std::vector<PlannedCopy> copies;
+    std::uint32_t num_next_drafts = 0;  ///< tokens that drafters propose per request after this step
+    bool drafts_are_unused = false;     ///< no row can use what a drafter would propose: it may rest
     std::vector<Request*> retracted;
     std::vector<Request*> ended;        ///< finished by the plan itself: they fill the pool alone
     std::vector<Request*> prefetching;  ///< their KV begins to load; they have no row
@@ -49,6 +56,7 @@ struct ExecutionPlan {
         num_tokens = 0;
         drafts.clear();
         first_new_blocks.clear();
+        copies.clear();
         num_next_drafts = 0;
         drafts_are_unused = false;
         retracted.clear();
@@ -70,6 +78,12 @@ struct StepRecord {
     };
     std::uint64_t step = 0;
     std::vector<Row> rows;
+};
+
+/// One end of a copy, owned until the results of its step are in.
+struct CopyPin {
+    std::uint64_t step = 0;
+    kv_flat::BlockRef block;
 };
 
 /// The results of one step: tokens of row i are tokens[offsets[i], offsets[i + 1]).

@@ -18,6 +18,7 @@ void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& d
     const StepRecord taken = std::move(*record);
     engine_.in_flight.erase(record);
     if (engine_.transfers.store != nullptr) Transfers(engine_).release_fenced();
+    std::erase_if(engine_.copy_pins, [&](const CopyPin& pin) { return pin.step <= events.step; });
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
         apply_row(taken.step, taken.rows[i], i,
                   events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]), deliveries);

@@ -79,6 +79,7 @@ std::optional<Refusal> Scheduler::feed(RequestHandle handle, TurnInput input) {
 const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
     plan_.clear();
     plan_.step = ++engine_.step;
+    engine_.kv.begin_step();
     if (options.pause == PauseLevel::kAll) return plan_;
     if (!engine_.transfers.undecided.empty()) Transfers(engine_).take_undecided_back();
     StepBuilder step(engine_, plan_, options);
@@ -179,7 +180,13 @@ void Scheduler::recompute(RequestHandle handle) {
     request->load.barred = true;
 }
 
-bool Scheduler::reset_prefix_cache() { return engine_.kv.pool().clear_cache(); }
+bool Scheduler::reset_prefix_cache() {
+    kv_flat::BlockPool& pool = engine_.kv.pool();
+    // A copy in flight reads no key: what it holds is no reason to keep the cache.
+    if (engine_.num_running() > 0 || engine_.copy_pins.empty()) return pool.clear_cache();
+    pool.forget_keys();
+    return true;
+}
 
 void Scheduler::check_integrity() const {
     const kv_flat::BlockPool& pool = engine_.kv.pool();
@@ -201,6 +208,7 @@ void Scheduler::check_integrity() const {
     });
     for (const FencedSequence& fenced : engine_.transfers.fenced) kv_flat::FlatKv::count_owners(fenced.kv, owners);
     engine_.transfers.pins.count_owners(owners);
+    for (const CopyPin& pin : engine_.copy_pins) ++owners[pin.block.id()];
     pool.check_integrity(owners);
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
     if (num_running != engine_.num_running()) fail("a running request is not in a running set, or the other way round");

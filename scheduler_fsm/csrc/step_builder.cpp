@@ -126,6 +126,7 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     plan_.num_tokens += num_tokens;
     plan_.drafts.insert(plan_.drafts.end(), request.drafts.begin(), request.drafts.begin() + row.num_drafts);
     append_news(request);
+    if (request.table_is_new) engine.plan_copies(*request.kv(), plan_);
     token_budget -= num_tokens;
     input_rows_ -= std::min(input_rows_, num_tokens + engine.config.drafter_slots);
 

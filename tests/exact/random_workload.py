@@ -92,6 +92,7 @@ def random_knobs(seed: int, base: Knobs, workload: Workload) -> Knobs:
         budget_tokens=draw.choice([8, 16, 32, 64]),
         max_num_seqs=draw.choice([2, 4, 8, 16]),
         prefix_caching=draw.random() < 0.8,
+        match_tokens=draw.choice([128, 128, 2, 4]),
     )
     return replace(knobs, num_blocks=pool_for(knobs, workload) * draw.choice([4, 5, 6, 12]) // 4)
 

@@ -24,11 +24,12 @@ class Scenario:
 @st.composite
 def shapes(draw: st.DrawFn, max_depth: int) -> Knobs:
     """Everything but the pool, which depends on the traffic."""
-    block_tokens = draw(st.sampled_from([1, 2, 4, 8]))
+    block_tokens = draw(st.sampled_from([1, 2, 4, 8, 12]))
     window_tokens = draw(st.none() | st.integers(1, 20))
     groups = [Group(block_tokens)]
     if window_tokens is not None:
         groups.append(Group(block_tokens, window_tokens))
+    match_tokens = draw(st.sampled_from([128, 1, 2, 4]))
     runner = draw(st.sampled_from(["v1", "v2"]))
     return Knobs(
         groups=tuple(groups),
@@ -38,6 +39,7 @@ def shapes(draw: st.DrawFn, max_depth: int) -> Knobs:
         runner=runner,
         pipeline_depth=draw(st.integers(1, max_depth if runner == "v2" else min(2, max_depth))),
         prefix_caching=draw(st.booleans()),
+        match_tokens=match_tokens,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         num_spec_tokens=draw(st.sampled_from([0, 0, 1, 3])),
         num_lora_adapters=draw(st.sampled_from([0, 0, 1, 2])),

@@ -38,8 +38,8 @@ class Replica:
                 self.stored.clear()
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Timeline:
+@pytest.fixture(params=[128, 2], ids=["one layer", "two layers"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     original = config_map._kv_config
 
     def recording(*args: Any) -> Any:
@@ -48,7 +48,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Timeline:
         return config
 
     monkeypatch.setattr(config_map, "_kv_config", recording)
-    run = Timeline("tokenspeed", Knobs(groups=(Group(4),), num_blocks=16, budget_tokens=32))
+    knobs = Knobs(groups=(Group(4),), num_blocks=16, budget_tokens=32, match_tokens=request.param)
+    run = Timeline("tokenspeed", knobs)
     run.replica = Replica()
     feed = run.scheduler._events
     feed._enabled, feed._publisher = True, run.replica
@@ -63,7 +64,7 @@ def test_replaying_gives_the_hittable_set(run: Timeline) -> None:
     assert len(run.replica.stored) == run.scheduler._core.counters()["cached_blocks"] > 0
     assert run.replica.num_clears == 0
     tokens = [token for event in run.replica.stored.values() for token in event.token_ids]
-    assert len(tokens) == 4 * len(run.replica.stored)
+    assert len(tokens) == min(4, run.knobs.match_tokens) * len(run.replica.stored)
 
 
 def test_a_reset_is_one_clear_and_lookups_are_none(run: Timeline) -> None:

@@ -100,6 +100,8 @@ py::dict Core::counters() const {
     values["readmission_hit_tokens"] = counters.num_readmission_hit_tokens;
     values["cache_lookups"] = counters.num_cache_lookups;
     values["retractions"] = counters.num_retractions;
+    values["block_copies"] = counters.num_block_copies;
+    values["coarsened_tokens"] = counters.num_coarsened_tokens;
     values["late_rows"] = counters.num_late_rows;
     values["unknown_steps"] = counters.num_unknown_steps;
     values["evictions"] = pool.num_evictions();

@@ -161,6 +161,7 @@ void bind_plan(py::module_& module) {
         .def_readonly("prefetching", &PlanColumns::prefetching)
         .def_readonly("has_sync_loads", &PlanColumns::has_sync_loads)
         .def_readonly("blocks_to_zero", &PlanColumns::blocks_to_zero)
+        .def_readonly("block_copies", &PlanColumns::block_copies)
         .def_readonly("grammar_req_ids", &PlanColumns::grammar_req_ids)
         .def_readonly("waits_for_grammar_tokens", &PlanColumns::waits_for_grammar_tokens);
 }

@@ -33,6 +33,7 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     columns.prefetching = requests(plan.prefetching);
     columns.has_sync_loads = plan.has_sync_loads;
     columns.blocks_to_zero = blocks_to_zero(plan);
+    columns.block_copies = block_copies(plan);
     return columns;
 }
 
@@ -152,14 +153,22 @@ py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {
         const PlanRow& row = plan.rows[i];
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
             // A whole new table begins with what the cache gave or a load brought: valid content, never to be zeroed.
-            const std::uint32_t num_warm = kv_flat::ceil_div(row.num_warm_tokens, groups_[group].block_tokens);
+            const kv_flat::KvSequence& sequence = *row.request->kv();
+            const std::uint32_t num_warm = std::max(
+                sequence.num_warm_blocks(group), kv_flat::ceil_div(row.num_warm_tokens, groups_[group].block_tokens));
             const std::uint32_t first = std::max(plan.first_new_blocks[i * groups_.size() + group], num_warm);
-            for (const kv_flat::BlockId block : row.request->kv()->table(group).ids().subspan(first))
-                fresh.push_back(block);
+            for (const kv_flat::BlockId block : sequence.table(group).ids().subspan(first)) fresh.push_back(block);
         }
     }
     if (fresh.empty()) return py::none();
     return int_list(fresh);
+}
+
+py::object PlanWriter::block_copies(const ExecutionPlan& plan) {
+    if (plan.copies.empty()) return py::none();
+    py::list pairs;
+    for (const scheduler_fsm::PlannedCopy& copy : plan.copies) pairs.append(py::make_tuple(copy.source, copy.target));
+    return pairs;
 }
 
 }  // namespace tokenspeed::bindings

@@ -39,6 +39,7 @@ struct PlanColumns {
     py::object ended;            ///< list[Request]: the pool is full with them alone
     py::object prefetching;      ///< list[Request]: their KV begins to load
     py::object blocks_to_zero;   ///< list[int] | None
+    py::object block_copies;     ///< list[(int, int)] | None: source and target
     py::object grammar_req_ids;  ///< list[str]: rows that sample under a grammar
     std::uint32_t num_next_drafts = 0;
     bool drafts_are_unused = false;
@@ -66,6 +67,7 @@ class PlanWriter {
     [[nodiscard]] py::object block_ids_from(const scheduler_fsm::Request& request, const std::uint32_t* first) const;
     [[nodiscard]] py::object news(const scheduler_fsm::ExecutionPlan& plan, std::size_t row) const;
     [[nodiscard]] py::object blocks_to_zero(const scheduler_fsm::ExecutionPlan& plan) const;
+    [[nodiscard]] static py::object block_copies(const scheduler_fsm::ExecutionPlan& plan);
 
     const RequestViews& views_;
     const RunnerProtocol& protocol_;

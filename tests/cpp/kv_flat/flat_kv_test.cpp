@@ -95,6 +95,106 @@ TEST_CASE("replaying events gives the set of blocks that can be hit") {
     CHECK(replayed.empty());
 }
 
+namespace {
+
+/// Physical blocks of three logical ones.
+struct TwoLayers {
+    explicit TwoLayers(std::uint32_t num_usable) : kv(config_of(num_usable + 1, {{"full", 12, Retention::kFull, 0}})) {}
+
+    KvSequence compute(const Prompt& prompt, std::uint32_t num_tokens) {
+        KvSequence sequence = kv.open(kv.probe(prompt.chain.keys(), num_tokens - 1));
+        REQUIRE(kv.extend(sequence, num_tokens));
+        kv.publish(sequence, prompt.chain, prompt.tokens, num_tokens);
+        return sequence;
+    }
+
+    FlatKv kv;
+};
+
+Prompt fork_of(const Prompt& prompt, std::uint32_t at) {
+    Prompt fork(0);
+    fork.tokens = prompt.tokens;
+    for (std::size_t i = at; i < fork.tokens.size(); ++i) fork.tokens[i] += 1000;
+    fork.chain.extend(fork.tokens);
+    return fork;
+}
+
+}  // namespace
+
+TEST_CASE("a match that ends inside a block somebody owns is served by a copy") {
+    TwoLayers layers(8);
+    const Prompt prompt(24);
+    const KvSequence first = layers.compute(prompt, 24);
+    layers.kv.begin_step();
+    const Prompt fork = fork_of(prompt, 20);
+    const Match match = layers.kv.probe(fork.chain.keys(), 23);
+    CHECK(match.num_tokens == 20);
+    CHECK(match.num_shared_blocks == 1);
+    CHECK(layers.kv.blocks_to_open(match, 24) == 1);
+
+    KvSequence second = layers.kv.open(match);
+    REQUIRE(second.copies().size() == 1);
+    CHECK(second.copies()[0].source.id() == first.table(0).ids()[1]);
+    CHECK(second.copies()[0].target == second.table(0).ids()[1]);
+    CHECK(second.table(0).ids()[1] != first.table(0).ids()[1]);
+    CHECK(second.num_warm_blocks(0) == 2);
+    CHECK(layers.kv.pool().num_owners(first.table(0).ids()[1]) == 2);
+}
+
+TEST_CASE("a block that nobody owns and that ends with the match is written on") {
+    TwoLayers layers(8);
+    const Prompt prompt(36);
+    BlockId tail = kNullBlock;
+    {
+        const KvSequence first = layers.compute(prompt, 21);
+        tail = first.table(0).ids()[1];
+    }
+    layers.kv.begin_step();
+    const Match match = layers.kv.probe(prompt.chain.keys(), 35);
+    CHECK(match.num_tokens == 20);
+    CHECK(match.num_idle_blocks == 2);
+    const KvSequence second = layers.kv.open(match);
+    CHECK(second.copies().empty());
+    CHECK(second.table(0).ids()[1] == tail);
+    CHECK(layers.kv.pool().num_in_use() == 2);
+}
+
+TEST_CASE("an idle block with more in it than the match is copied, and kept from others until then") {
+    TwoLayers layers(3);
+    const Prompt prompt(24);
+    static_cast<void>(layers.compute(prompt, 24));
+    layers.kv.begin_step();
+    const Prompt fork = fork_of(prompt, 16);
+    const Match match = layers.kv.probe(fork.chain.keys(), 23);
+    CHECK(match.num_tokens == 16);
+    CHECK(match.num_copied_idle_blocks == 1);
+    CHECK(layers.kv.blocks_to_open(match, 24) == 3);
+    {
+        KvSequence second = layers.kv.open(match);
+        CHECK(layers.kv.pool().num_free() == 0);
+        CHECK(layers.kv.pool().num_cached() == 6);
+        const std::vector<BlockCopy> copies = second.take_copies();
+        REQUIRE(copies.size() == 1);
+        CHECK(second.copies().empty());
+    }
+    CHECK(layers.kv.pool().num_in_use() == 0);
+    CHECK(layers.kv.probe(prompt.chain.keys(), 24).num_tokens == 24);
+    CHECK(layers.kv.probe(fork.chain.keys(), 23, false, MatchEnd::kPhysicalBlock).num_tokens == 12);
+}
+
+TEST_CASE("what the step being planned writes ends no match inside a block") {
+    TwoLayers layers(8);
+    const Prompt prompt(24);
+    const KvSequence first = layers.compute(prompt, 24);
+    const Prompt fork = fork_of(prompt, 20);
+    CHECK(layers.kv.probe(fork.chain.keys(), 23).num_tokens == 12);
+    layers.kv.begin_step();
+    CHECK(layers.kv.probe(fork.chain.keys(), 23).num_tokens == 20);
+    const KvSequence second = layers.kv.open(layers.kv.probe(fork.chain.keys(), 23));
+    // What a copy fills in this step is as new as what a row writes.
+    CHECK(layers.kv.probe(fork.chain.keys(), 23).num_tokens == 20);
+}
+
 TEST_CASE("a configuration that makes no sense is refused by name") {
     CHECK_THROWS_WITH(FlatKv(config_of(8, {{"odd", 6, Retention::kFull, 0}})),
                       Catch::Contains("groups[odd].block_tokens is 6"));

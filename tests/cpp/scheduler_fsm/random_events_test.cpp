@@ -38,6 +38,7 @@ class World {
     }
 
     [[nodiscard]] std::uint32_t num_finished() const noexcept { return num_finished_; }
+    [[nodiscard]] std::uint64_t num_copies() const noexcept { return scheduler_.state().counters.num_block_copies; }
 
   private:
     void happen() {
@@ -143,15 +144,6 @@ class World {
         CHECK(kv.max_held_blocks(most) > kv.pool().num_usable());
     }
 
-    /// One row as the workers compute it: the ids it reads, from token 0 to its last draft.
-    struct Run {
-        Client* client = nullptr;
-        std::vector<TokenId> ids;
-        std::uint32_t begin = 0;
-        std::uint32_t num_drafts = 0;
-        bool samples = false;
-    };
-
     void execute(const ExecutionPlan& plan) {
         std::vector<Run> runs;
         std::size_t next_draft = 0;
@@ -164,6 +156,7 @@ class World {
             runs.push_back(run_of(client, row, drafts));
         }
         REQUIRE(next_draft == plan.drafts.size());
+        for (const PlannedCopy& ends : plan.copies) memory_.copy(ends);
         for (const Run& run : runs) memory_.write(run);
         for (const Run& run : runs) memory_.check_reads(run);
         Result result{plan.step, {}, {0}};
@@ -320,11 +313,14 @@ TEST_CASE("random events never lose, double or falsify a token, and every reques
     const std::uint32_t first = environment_or("TOKENSPEED_FIRST_SEED", 1);
     const std::uint32_t count = environment_or("TOKENSPEED_NUM_SEEDS", 300);
     std::uint32_t num_finished = 0;
+    std::uint64_t num_copies = 0;
     for (std::uint32_t seed = first; seed < first + count; ++seed) {
         INFO("seed " << seed);
         World world(seed);
         world.run();
         num_finished += world.num_finished();
+        num_copies += world.num_copies();
     }
     CHECK(num_finished > count);
+    CHECK(num_copies > count);
 }

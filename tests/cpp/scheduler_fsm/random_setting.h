@@ -75,8 +75,11 @@ inline Setting random_setting(Dice& dice) {
                         .policy = dice.one_in(2) ? QueuePolicy::kPriority : QueuePolicy::kFcfs,
                         .async_scheduling = dice.one_in(2),
                         .prefix_caching = !dice.one_in(4)});
+    // A third of the settings have physical blocks of several logical ones.
+    const std::uint32_t num_units = dice.one_in(3) ? dice.between(2, 4) : 1;
+    config.kv.groups[0].block_tokens *= num_units;
     if (dice.one_in(2)) {
-        const std::uint32_t window_block = block * dice.between(1, 2);
+        const std::uint32_t window_block = block * dice.between(1, 2) * num_units;
         const std::uint32_t window = dice.between(1, 3 * window_block);
         config.kv.groups.push_back({"window", window_block, kv_flat::Retention::kSlidingWindow, window});
         if (dice.one_in(4)) config.kv.groups.erase(config.kv.groups.begin());
@@ -117,11 +120,26 @@ struct Result {
     std::vector<std::uint32_t> offsets = {0};
 };
 
+/// One row as the workers compute it: the ids it reads, from token 0 to its last draft.
+struct Run {
+    Client* client = nullptr;
+    std::vector<TokenId> ids;
+    std::uint32_t begin = 0;
+    std::uint32_t num_drafts = 0;
+    bool samples = false;
+};
+
 /// KV memory that holds, by block and offset, a name of the prefix that was computed there.
 class KvMemory {
   public:
     explicit KvMemory(const kv_flat::KvConfig& config) : groups_(config.groups), slots_(config.num_blocks) {
-        for (auto& block : slots_) block.resize(2 * 4);
+        for (auto& block : slots_) block.resize(2 * 4 * 4);
+    }
+
+    void copy(const PlannedCopy& ends) {
+        REQUIRE(ends.source != kv_flat::kNullBlock);
+        REQUIRE(ends.target != kv_flat::kNullBlock);
+        slots_[ends.target] = slots_[ends.source];
     }
 
     template <typename Run>
