@@ -12,6 +12,7 @@ from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
+    from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
     from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
     from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
@@ -29,6 +30,7 @@ class RequestDesk:
         grammars: "GrammarGate",
         mirror: "RequestMirror",
         outbox: "ClientOutbox",
+        draft_metrics: "DraftMetrics",
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.handles: dict[str, int] = {}
@@ -37,6 +39,7 @@ class RequestDesk:
         self._grammars = grammars
         self._mirror = mirror
         self._outbox = outbox
+        self._draft_metrics = draft_metrics
         self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
@@ -61,6 +64,7 @@ class RequestDesk:
         if req_id in self.requests:
             msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
             raise ValueError(msg)
+        self._draft_metrics.open(request)
         try:
             self.handles[req_id] = self._submit(request)
         except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:

@@ -19,6 +19,7 @@ from tokenspeed_plugin.host.names import (
 )
 from tokenspeed_plugin.scheduler_fsm import _core, config_map, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
+from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
 from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
@@ -88,13 +89,16 @@ class TokenSpeedScheduler(SchedulerInterface):
         patches.install_block_hasher(lambda *_: prompts, vllm_config, has_connector=False)
         self._grammars = GrammarGate(structured_output_manager)
         self._outbox = ClientOutbox(include_finished_set=include_finished_set)
-        self._desk = RequestDesk(self._core, prompts, self._grammars, RequestMirror(log_stats=log_stats), self._outbox)
+        draft_metrics = DraftMetrics(vllm_config)
+        mirror = RequestMirror(log_stats=log_stats)
+        self._desk = RequestDesk(self._core, prompts, self._grammars, mirror, self._outbox, draft_metrics)
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
-        self._rows = RowOutputs(self._core, self._grammars)
+        # A prompt is cached in whole blocks of every group.
+        self._rows = RowOutputs(self._core, self._grammars, draft_metrics, block_size if caching else 0)
         self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
-        self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
+        self._statistics = Statistics(self._core, vllm_config) if log_stats else None
         self._pause_state = PauseState.UNPAUSED
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
@@ -154,7 +158,8 @@ class TokenSpeedScheduler(SchedulerInterface):
             )
             if delivered is not None:
                 outputs, special, drafts = delivered
-                for request, output in self._rows.build(special, model_runner_output):
+                num_invalid_drafts = scheduler_output.num_invalid_spec_tokens
+                for request, output in self._rows.build(special, model_runner_output, num_invalid_drafts):
                     outputs.setdefault(request.client_index, []).append(output)
                     if output.finish_reason is not None and not self._desk.sessions.next_turn(request):
                         self._desk.forget(request)
@@ -165,7 +170,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             if not by_client:
                 by_client[0] = EngineCoreOutputs()
             next(iter(by_client.values())).scheduler_stats = self._statistics.report(
-                model_runner_output.cudagraph_stats, drafts, scheduler_output.num_invalid_spec_tokens
+                model_runner_output.cudagraph_stats, drafts, scheduler_output
             )
         return by_client
 

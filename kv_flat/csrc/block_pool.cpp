@@ -47,6 +47,7 @@ BlockRef BlockPool::take() {
         ++num_evictions_;
         forget(block);
     }
+    if (residency_) residency_->note_taken(block);
     blocks_[block].owners = 1;
     return {*this, block};
 }
@@ -56,6 +57,7 @@ BlockRef BlockPool::share(BlockId block) {
         unlink(block);
         --num_free_;
     }
+    if (residency_) residency_->note_hit(block);
     return {*this, block};
 }
 
@@ -72,6 +74,7 @@ bool BlockPool::clear_cache() {
 void BlockPool::forget_keys() noexcept {
     index_.clear();
     events_.record({});
+    if (residency_) residency_->forget_all();
 }
 
 void BlockPool::release(BlockId block) noexcept {

@@ -76,6 +76,7 @@ from vllm.v1.metrics.stats import (
     KVCacheEvictionEvent,
     PrefillStats,
     PrefixCacheStats,
+    RequestSpecDecodeMetrics,
     SchedulerIterationDetails,
     SchedulerStats,
 )
@@ -154,6 +155,7 @@ __all__ = [
     "RSWASpec",
     "Request",
     "RequestError",
+    "RequestSpecDecodeMetrics",
     "RequestStatus",
     "SamplingMaskLists",
     "SamplingParams",
