@@ -49,6 +49,7 @@ class KvConfig:
     in_flight_tokens: int
     prefix_caching: bool
     record_events: bool
+    residency_sample_rate: float
     groups: list[GroupSpec]
 
 class SchedulerConfig:
@@ -60,6 +61,7 @@ class SchedulerConfig:
     max_model_tokens: int
     long_prefill_tokens: int
     long_prefill_adaptive: bool
+    prefill_interval_steps: int
     chunked_prefill: bool
     reserve_full_sequence: bool
     watermark: float
@@ -173,6 +175,7 @@ class Core:
     def retract_all(self) -> list[Any]: ...
     def reset_prefix_cache(self) -> bool: ...
     def drain_kv_events(self) -> list[tuple[KvEventKind, int, int, bytes, bytes | None, list[int]]]: ...
+    def drain_block_lives(self) -> list[tuple[float, float, tuple[float, ...]]]: ...
     def counters(self) -> dict[str, int]: ...
     def check_integrity(self) -> None: ...
     def attach_connector(

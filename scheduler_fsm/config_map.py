@@ -32,6 +32,9 @@ def scheduler_config(
     config.max_model_tokens = vllm_config.model_config.max_model_len
     config.long_prefill_tokens = vllm.long_prefill_token_threshold
     config.long_prefill_adaptive = vllm.long_prefill_token_threshold_adaptive
+    # Ranks of a data-parallel engine keep their prefills in the same steps; there EngineCore counts, and says so in each step.
+    if vllm_config.parallel_config.data_parallel_size == 1:
+        config.prefill_interval_steps = vllm.prefill_schedule_interval
     config.chunked_prefill = vllm.enable_chunked_prefill
     config.reserve_full_sequence = vllm.scheduler_reserve_full_isl
     config.watermark = vllm.watermark
@@ -79,6 +82,9 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
     config.in_flight_tokens = vllm_config.max_in_flight_tokens
     config.prefix_caching = bool(vllm_config.cache_config.enable_prefix_caching)
     config.record_events = events is not None and events.enable_kv_cache_events
+    observability = vllm_config.observability_config
+    if observability.kv_cache_metrics:
+        config.residency_sample_rate = observability.kv_cache_metrics_sample
     config.groups = [
         _core.GroupSpec(
             name=group.name,

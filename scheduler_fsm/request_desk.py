@@ -13,6 +13,7 @@ from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVConnectorOutput, Request
     from tokenspeed_plugin.scheduler_fsm.connector_port import ConnectorPort
+    from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
     from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
     from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
@@ -35,6 +36,7 @@ class RequestDesk:
         grammars: "GrammarGate",
         mirror: "RequestMirror",
         outbox: "ClientOutbox",
+        draft_metrics: "DraftMetrics",
         port: "ConnectorPort | None" = None,
         *,
         rows_carry_masks: bool = False,
@@ -48,6 +50,7 @@ class RequestDesk:
         self._mirror = mirror
         self._outbox = outbox
         self._port = port
+        self._draft_metrics = draft_metrics
         self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
         self._rows_carry_masks = rows_carry_masks
         # Told to the workers with the next plan.
@@ -76,6 +79,7 @@ class RequestDesk:
         if req_id in self.requests or (self._port is not None and self._port.is_draining(req_id)):
             msg = f"request id {req_id!r} is in use; ids must be unique among running requests"
             raise ValueError(msg)
+        self._draft_metrics.open(request)
         if self._port is not None:
             self._port.new_request(request)
         try:

@@ -111,6 +111,7 @@ def is_plain(request: "Request") -> bool:
         and params.prompt_logprobs is None
         and request.structured_output_request is None
         and not request.trace_headers
+        and request.spec_decode_metrics is None
     )
 
 

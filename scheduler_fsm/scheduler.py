@@ -20,6 +20,7 @@ from tokenspeed_plugin.host.names import (
 )
 from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
+from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
 from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
@@ -93,17 +94,25 @@ class TokenSpeedScheduler(SchedulerInterface):
         patches.install_block_hasher(hasher, vllm_config, has_connector=port is not None)
         self._grammars = GrammarGate(structured_output_manager)
         self._outbox = ClientOutbox(include_finished_set=include_finished_set)
+        draft_metrics = DraftMetrics(vllm_config)
         mirror = RequestMirror(log_stats=log_stats)
         masks = bool(vllm_config.model_config.return_sampling_mask)
         self._desk = RequestDesk(
-            self._core, prompts, self._grammars, mirror, self._outbox, port, rows_carry_masks=masks
+            self._core, prompts, self._grammars, mirror, self._outbox, draft_metrics, port, rows_carry_masks=masks
         )
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
-        self._rows = RowOutputs(self._core, self._grammars, returns_masks=masks, mirrors_tokens=port is not None)
+        self._rows = RowOutputs(
+            self._core,
+            self._grammars,
+            draft_metrics,
+            key_tokens if caching else 0,
+            returns_masks=masks,
+            mirrors_tokens=port is not None,
+        )
         self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
-        self._statistics = Statistics(self._core, vllm_config.num_speculative_tokens) if log_stats else None
+        self._statistics = Statistics(self._core, vllm_config) if log_stats else None
         self._pause_state = PauseState.UNPAUSED
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
@@ -170,7 +179,8 @@ class TokenSpeedScheduler(SchedulerInterface):
                 outputs, special, drafts = delivered
                 if port is not None:
                     connector_port.mirror_tokens(self.requests, outputs.values())
-                for request, output in self._rows.build(special, model_runner_output):
+                num_invalid_drafts = scheduler_output.num_invalid_spec_tokens
+                for request, output in self._rows.build(special, model_runner_output, num_invalid_drafts):
                     outputs.setdefault(request.client_index, []).append(output)
                     if output.finish_reason is not None and not self._desk.sessions.next_turn(request):
                         output.kv_transfer_params = self._desk.forget(request)
@@ -185,7 +195,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             next(iter(by_client.values())).scheduler_stats = self._statistics.report(
                 model_runner_output.cudagraph_stats,
                 drafts,
-                scheduler_output.num_invalid_spec_tokens,
+                scheduler_output,
                 None if port is None else port.statistics(transferred),
             )
         return by_client

@@ -117,7 +117,7 @@ class SessionDesk:
                 chunk=self._prompts.take(chunk),
                 stop=request_import.stop_rules(chunk),
                 arrival_time_s=chunk.arrival_time,
-                is_plain=request_import.is_plain(chunk) and not has_grammar,
+                is_plain=request_import.is_plain(chunk) and request_import.is_plain(session),
                 has_grammar=has_grammar,
             )
         except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:

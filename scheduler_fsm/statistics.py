@@ -3,18 +3,30 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed_plugin.host.names import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from tokenspeed_plugin.host.names import (
+    KVCacheEvictionEvent,
+    ModelMetrics,
+    PrefixCacheStats,
+    SchedulerStats,
+    SpecDecodingStats,
+)
 
 if TYPE_CHECKING:
+    from tokenspeed_plugin.host.names import PerfStats, SchedulerOutput, VllmConfig
     from tokenspeed_plugin.scheduler_fsm._core import Core, DraftTally
 
 
 class Statistics:
     """Turns counters since start into the differences per report that vLLM adds up."""
 
-    def __init__(self, core: "Core", num_draft_tokens: int) -> None:
+    def __init__(self, core: "Core", vllm_config: "VllmConfig") -> None:
         self._core = core
-        self._num_draft_tokens = num_draft_tokens
+        self._num_draft_tokens: int = vllm_config.num_speculative_tokens
+        observability = vllm_config.observability_config
+        self._follows_blocks = bool(observability.kv_cache_metrics)
+        model_metrics = ModelMetrics(vllm_config) if observability.enable_mfu_metrics else None
+        # One that knows no part of the model has nothing to say.
+        self._model_metrics = model_metrics if model_metrics is not None and model_metrics.is_enabled() else None
         self._reported = core.counters()
         self._was_reset = False
 
@@ -26,7 +38,7 @@ class Statistics:
         self,
         cudagraph_stats: Any = None,
         drafts: "DraftTally | None" = None,
-        num_invalid_drafts: dict[str, int] | None = None,
+        step: "SchedulerOutput | None" = None,
         connector: dict[str, Any] | None = None,
     ) -> SchedulerStats:
         """What happened since the last report.
@@ -34,7 +46,7 @@ class Statistics:
         Args:
             cudagraph_stats: of the model runner, passed through.
             drafts: how the step's drafts fared.
-            num_invalid_drafts: by request, drafts that a grammar ruled out before they were verified.
+            step: whose results came in.
             connector: the part of a KV connector.
         """
         core = self._core
@@ -45,23 +57,38 @@ class Statistics:
             num_skipped_waiting_reqs=num_skipped,
             kv_cache_usage=core.kv_usage,
             prefix_cache_stats=self._prefix_cache(),
+            kv_cache_eviction_events=self._evictions(),
             cudagraph_stats=cudagraph_stats,
-            spec_decoding_stats=self._speculation(drafts, num_invalid_drafts),
+            spec_decoding_stats=None if drafts is None or step is None else self._speculation(drafts, step),
+            perf_stats=self._performance(step),
             **(connector or {}),
         )
 
-    def _speculation(
-        self, drafts: "DraftTally | None", num_invalid_drafts: dict[str, int] | None
-    ) -> SpecDecodingStats | None:
-        if drafts is None:
+    def _performance(self, step: "SchedulerOutput | None") -> "PerfStats | None":
+        if self._model_metrics is None or step is None:
             return None
+        return self._model_metrics.get_step_perf_stats_per_gpu(step)
+
+    def _evictions(self) -> list[KVCacheEvictionEvent]:
+        if not self._follows_blocks:
+            return []
+        return [KVCacheEvictionEvent(*life) for life in self._core.drain_block_lives()]
+
+    def _speculation(self, drafts: "DraftTally", step: "SchedulerOutput") -> SpecDecodingStats:
         num_rows, num_drafts, num_accepted, drafts_by_position, accepted_by_position = drafts
         stats = SpecDecodingStats.new(self._num_draft_tokens)
         stats.num_drafts = num_rows
-        stats.num_draft_tokens = max(0, num_drafts - sum((num_invalid_drafts or {}).values()))
+        stats.num_draft_tokens = num_drafts
         stats.num_accepted_tokens = num_accepted
         stats.num_draft_tokens_per_pos[: len(drafts_by_position)] = drafts_by_position
         stats.num_accepted_tokens_per_pos[: len(accepted_by_position)] = accepted_by_position
+        # What a grammar ruled out was never proposed to the model: the last drafts of a request.
+        for req_id, num_invalid in (step.num_invalid_spec_tokens or {}).items():
+            num_planned = len(step.scheduled_spec_decode_tokens.get(req_id, ()))
+            for position in range(num_planned - num_invalid, num_planned):
+                if stats.num_draft_tokens_per_pos[position] > 0:
+                    stats.num_draft_tokens_per_pos[position] -= 1
+                    stats.num_draft_tokens -= 1
         return stats
 
     def _prefix_cache(self) -> PrefixCacheStats:

@@ -24,7 +24,15 @@ for _key, _value in {
     os.environ.setdefault(_key, _value)
 
 import torch
-from vllm.config import CacheConfig, LoRAConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    LoRAConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.lora.request import LoRARequest
@@ -101,6 +109,7 @@ class Knobs:
     connector_options: Mapping[str, Any] = field(default_factory=dict)
     load_failure_policy: str = "fail"
     scheduler: Mapping[str, Any] = field(default_factory=dict)
+    observability: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -175,6 +184,7 @@ def make_vllm_config(knobs: Knobs) -> VllmConfig:
         config.speculative_config = _ngram_config(config, knobs.num_spec_tokens)
         # A scheduler asks the configuration for the method alone; a drafter's checkpoint is the workers' business.
         config.speculative_config.method = knobs.draft_method
+    config.observability_config = ObservabilityConfig(**knobs.observability)
     # From here on the flags that vLLM's CPU platform refuses, but a scheduler alone can honour.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if knobs.runner == "v2" else "0"
     config.scheduler_config.async_scheduling = knobs.is_async

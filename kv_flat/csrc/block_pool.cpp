@@ -55,6 +55,7 @@ BlockRef BlockPool::take() {
         ++num_evictions_;
         forget(block);
     }
+    if (residency_) residency_->note_taken(block);
     blocks_[block].owners = 1;
     return {*this, block};
 }
@@ -64,6 +65,7 @@ BlockRef BlockPool::share(BlockId block) {
         unlink(block);
         --num_free_;
     }
+    if (residency_) residency_->note_hit(block);
     return {*this, block};
 }
 
@@ -94,6 +96,7 @@ void BlockPool::forget_keys() noexcept {
     index_.clear();
     std::ranges::fill(num_keys_, std::uint16_t{0});
     events_.record({});
+    if (residency_) residency_->forget_all();
 }
 
 void BlockPool::release(BlockId block) noexcept {

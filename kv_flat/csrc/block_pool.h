@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "kv_flat/csrc/block_residency.h"
 #include "kv_flat/csrc/kv_events.h"
 #include "kv_flat/csrc/prefix_index.h"
 
@@ -91,6 +93,13 @@ class BlockPool {
     /// Forgets the content of blocks nobody owns and makes blocks in use unhittable.
     void forget_keys() noexcept;
 
+    /// From now on, follows the lives of a share of the blocks.
+    void follow_blocks(double sample_rate) { residency_ = std::make_unique<BlockResidency>(sample_rate); }
+    /// Lives of followed blocks that ended since the last call.
+    [[nodiscard]] std::vector<BlockLife> drain_lives() {
+        return residency_ ? residency_->drain() : std::vector<BlockLife>();
+    }
+
     [[nodiscard]] KvEventLog& events() noexcept { return events_; }
     [[nodiscard]] std::uint64_t num_evictions() const noexcept { return num_evictions_; }
 
@@ -128,6 +137,7 @@ class BlockPool {
     PrefixIndex index_;  // over logical blocks, numbered by `entry`
     std::vector<std::uint16_t> num_keys_;
     KvEventLog events_;
+    std::unique_ptr<BlockResidency> residency_;  // null: nobody asked
     std::uint32_t num_usable_;
     std::uint32_t num_free_ = 0;
     std::uint64_t num_evictions_ = 0;

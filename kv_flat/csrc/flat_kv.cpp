@@ -21,6 +21,9 @@ KvConfig checked(KvConfig config) {
             fail("groups[" + group.name + "].window_tokens is 0; a sliding window has at least 1 token");
         }
     }
+    if (!(config.residency_sample_rate >= 0.0 && config.residency_sample_rate <= 1.0)) {
+        fail("residency_sample_rate is " + std::to_string(config.residency_sample_rate) + "; it must be from 0 to 1");
+    }
     return config;
 }
 
@@ -36,7 +39,10 @@ FlatKv::FlatKv(KvConfig config)
     : config_(checked(std::move(config))),
       pool_(config_.num_blocks, config_.record_events, most_units(config_)),
       clock_(config_.num_blocks, most_units(config_)),
-      matcher_(pool_, clock_, config_.groups, config_.key_tokens) {}
+      matcher_(pool_, clock_, config_.groups, config_.key_tokens) {
+    if (config_.prefix_caching && config_.residency_sample_rate > 0.0)
+        pool_.follow_blocks(config_.residency_sample_rate);
+}
 
 Match FlatKv::probe(std::span<const Digest> keys, std::uint32_t max_tokens, bool drop_last, MatchEnd end) const {
     if (!config_.prefix_caching || config_.groups.empty()) return no_match();

@@ -19,6 +19,7 @@ struct KvConfig {
     std::uint32_t in_flight_tokens = 0;  ///< most tokens of one sequence that are computed but not confirmed
     bool prefix_caching = true;
     bool record_events = false;
+    double residency_sample_rate = 0.0;  ///< share of blocks whose lives are followed; 0: off
     std::vector<GroupSpec> groups;  ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
 };
 

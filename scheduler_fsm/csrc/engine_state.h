@@ -55,9 +55,11 @@ struct EngineState {
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;
-    std::vector<CopyPin> copy_pins;      ///< of steps in flight
-    std::uint64_t prefilled_tokens = 0;  ///< the clock of the short lane
-    bool prefill_bound = false;          ///< the last prefill pass could not take everybody who wanted in
+    std::vector<CopyPin> copy_pins;       ///< of steps in flight
+    std::uint64_t prefilled_tokens = 0;   ///< the clock of the short lane
+    bool prefill_bound = false;           ///< the last prefill pass could not take everybody who wanted in
+    std::uint64_t num_full_steps = 0;     ///< planned steps that were not empty
+    std::uint64_t next_prefill_step = 0;  ///< no prefill before there were so many, while something decodes
     std::uint64_t next_sequence = 0;
     Counters counters;
 

@@ -23,7 +23,10 @@ void PrefillPass::run() {
 }
 
 bool PrefillPass::is_throttled() const {
-    return step_.options.throttle_prefills && !step_.engine.prefill_bound && !step_.engine.decoding.empty();
+    const EngineState& engine = step_.engine;
+    // With more prompts than one step could take, waiting would only let the queue grow.
+    if (engine.prefill_bound || engine.decoding.empty()) return false;
+    return step_.options.throttle_prefills || engine.num_full_steps < engine.next_prefill_step;
 }
 
 std::uint32_t PrefillPass::chunk_limit() const noexcept {
@@ -65,6 +68,8 @@ void PrefillPass::serve_in_order() {
         if (next_running != running.end() && (!waiting_left || (*next_running)->order < (*next_waiting)->order)) {
             request = *next_running++;
             if (!request->is_prefilling()) continue;  // retracted for an older one
+            // The input of a session, too, runs whole or waits when prompts are not split.
+            if (!engine.config.chunked_prefill && step_.computable_tokens(*request) > step_.room_for_one()) continue;
         } else {
             request = *next_waiting++;  // before it leaves the queue
             if (!start(*request)) continue;
@@ -117,6 +122,7 @@ std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
     }
     if (fitting == 0) return 0;
     engine.prefilled_tokens += fitting;
+    engine.next_prefill_step = engine.num_full_steps + engine.config.prefill_interval_steps;
     step_.add_row(request, fitting);
     if (request.is_prefilling()) {
         const std::uint32_t promised = engine.kv.blocks_to_complete(*request.kv(), request.num_known_tokens());

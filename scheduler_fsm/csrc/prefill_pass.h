@@ -19,10 +19,12 @@ class PrefillPass {
   public:
     PrefillPass(StepBuilder& step, Admission& admission) noexcept : step_(step), admission_(admission) {}
 
+    /// Whether this step is for decodes alone.
+    [[nodiscard]] bool is_throttled() const;
+
     void run();
 
   private:
-    [[nodiscard]] bool is_throttled() const;
     void serve_in_order();
     void serve_short_lane(std::uint32_t budget);
     [[nodiscard]] bool start(Request& request);

@@ -84,9 +84,10 @@ const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
     if (!engine_.transfers.undecided.empty()) Transfers(engine_).take_undecided_back();
     StepBuilder step(engine_, plan_, options);
     Admission admission(step, plan_);
-    admission.displace();
+    PrefillPass prefill(step, admission);
+    if (!prefill.is_throttled()) admission.displace();
     DecodePass(step).run();
-    PrefillPass(step, admission).run();
+    prefill.run();
     step.close();
     return plan_;
 }

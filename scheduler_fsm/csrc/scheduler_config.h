@@ -18,11 +18,12 @@ struct SchedulerConfig {
     kv_flat::KvConfig kv;
     QueuePolicy policy = QueuePolicy::kFcfs;
     std::uint32_t max_num_seqs = 0;
-    std::uint32_t max_num_active_seqs = 0;   ///< 0: as many as max_num_seqs
-    std::uint32_t max_scheduled_tokens = 0;  ///< per step
-    std::uint32_t max_model_tokens = 0;      ///< context length, prompt and output
-    std::uint32_t long_prefill_tokens = 0;   ///< 0: off; most tokens of one prefill per step while others wait
-    bool long_prefill_adaptive = false;      ///< never below an equal share of the budget
+    std::uint32_t max_num_active_seqs = 0;     ///< 0: as many as max_num_seqs
+    std::uint32_t max_scheduled_tokens = 0;    ///< per step
+    std::uint32_t max_model_tokens = 0;        ///< context length, prompt and output
+    std::uint32_t long_prefill_tokens = 0;     ///< 0: off; most tokens of one prefill per step while others wait
+    bool long_prefill_adaptive = false;        ///< never below an equal share of the budget
+    std::uint32_t prefill_interval_steps = 1;  ///< while something decodes, a step with prefill at most so often
     bool chunked_prefill = true;
     bool reserve_full_sequence = true;  ///< admit only what fits whole
     double watermark = 0.0;             ///< share of the pool kept free by admissions while something runs

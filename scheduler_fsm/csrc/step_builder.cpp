@@ -172,6 +172,7 @@ void StepBuilder::plan_drafts() {
 
 void StepBuilder::close() {
     if (plan_.rows.empty()) return;
+    ++engine.num_full_steps;
     if (engine.config.num_draft_tokens > 0) plan_drafts();
     StepRecord record{plan_.step, {}};
     record.rows.reserve(plan_.rows.size());

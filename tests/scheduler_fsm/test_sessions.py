@@ -229,3 +229,15 @@ def test_fresh_blocks_are_zeroed_and_kept_ones_are_not() -> None:
     run.ticks(8)
     run.close_session("s")
     run.finish()
+
+
+def test_input_is_not_split_when_prompts_are_not() -> None:
+    run = start(words(3, 6), 4, budget_tokens=48, max_model_len=48, scheduler={"enable_chunked_prefill": False})
+    run.ticks(6)
+    run.submit("other", words(6, 30), 4)
+    run.update_session("s", words(4, 20), 3)
+    run.ticks(12)
+    counts = [plan.num_scheduled_tokens["s"] for plan in run.plans if "s" in plan.num_scheduled_tokens]
+    assert 20 in counts
+    run.close_session("s")
+    run.finish()

@@ -122,3 +122,47 @@ def test_throttled_prefills_wait_for_decodes_but_not_for_ever() -> None:
     run.submit("b", 5, 2)
     plan: Any = run.scheduler.schedule(throttle_prefills=True)
     assert set(plan.num_scheduled_tokens) == {"a"}
+
+
+def ticks_with(run: Timeline, request_id: str) -> list[int]:
+    """Numbers of the non-empty steps in which a request ran, from 1."""
+    return [number for number, step in enumerate(rows(run), 1) if request_id in step]
+
+
+def test_a_prefill_interval_leaves_steps_to_decodes_alone() -> None:
+    run = Timeline(OURS, Knobs(budget_tokens=16, scheduler={"prefill_schedule_interval": 4}))
+    run.submit("a", 5, 60)
+    run.ticks(2)
+    run.submit("b", 40, 1)
+    run.ticks(20)
+    assert ticks_with(run, "a") == list(range(1, 23))
+    assert ticks_with(run, "b") == [5, 9, 13], "chunks keep to the interval, too"
+    run.finish()
+
+
+def test_a_prefill_interval_holds_nothing_up_when_nothing_decodes() -> None:
+    run = Timeline(OURS, Knobs(budget_tokens=16, scheduler={"prefill_schedule_interval": 4}))
+    run.submit("a", 40, 1)
+    run.finish()
+    assert ticks_with(run, "a") == [1, 2, 3]
+
+
+def test_a_prefill_interval_does_not_let_the_queue_grow() -> None:
+    run = Timeline(OURS, Knobs(max_num_seqs=2, scheduler={"prefill_schedule_interval": 50}))
+    for number in range(6):
+        run.submit(f"r{number}", 5, 8 + number)
+    run.finish(max_ticks=60)
+    assert max(run.end.values()) < 45, "a slot that comes free is taken at once while others wait"
+
+
+def test_a_held_back_request_retracts_nobody() -> None:
+    knobs = Knobs(max_num_seqs=1, policy="priority", scheduler={"prefill_schedule_interval": 6})
+    run = Timeline(OURS, knobs)
+    run.submit("low", 5, 30, priority=5)
+    run.ticks(2)
+    run.submit("high", 5, 2, priority=0)
+    run.ticks(3)
+    assert run.preempted == {}
+    run.ticks(4)
+    assert run.preempted == {"low": 1}
+    run.finish()

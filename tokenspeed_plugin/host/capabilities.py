@@ -157,6 +157,7 @@ SCHEDULER: tuple[Capability, ...] = (
         "vllm.v1.request:RequestStatus",
         attributes=(
             "WAITING",
+            "WAITING_FOR_STREAMING_REQ",
             "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
             "WAITING_FOR_REMOTE_KVS",
             "RUNNING",
@@ -187,12 +188,20 @@ SCHEDULER: tuple[Capability, ...] = (
             "num_waiting_reqs",
             "kv_cache_usage",
             "prefix_cache_stats",
+            "kv_cache_eviction_events",
             "spec_decoding_stats",
             "connector_prefix_cache_stats",
             "kv_connector_stats",
             "num_kv_fetch_reqs_by_stage",
+            "perf_stats",
         ),
     ),
+    Capability(_STATS + "KVCacheEvictionEvent", fields=("lifetime_seconds", "idle_seconds", "reuse_gaps_seconds")),
+    Capability(_STATS + "RequestSpecDecodeMetrics.new", parameters=("num_spec_tokens",)),
+    Capability(
+        _STATS + "RequestSpecDecodeMetrics.observe", parameters=("num_draft_tokens", "num_accepted", "detailed")
+    ),
+    Capability("vllm.v1.metrics.perf:ModelMetrics", attributes=("is_enabled", "get_step_perf_stats_per_gpu")),
     Capability(_STATS + "PrefixCacheStats", fields=("reset", "requests", "queries", "hits"), attributes=("record",)),
     Capability(
         _SPEC + "KVCacheConfig",

@@ -104,8 +104,6 @@ def _layer_specs(spec: Any) -> list[Any]:
 
 # fmt: off
 REFUSED: tuple[Refused, ...] = (
-    # scheduling
-    Refused("scheduler_config.prefill_schedule_interval", _is_many, "a prefill interval", "leave out `--prefill-schedule-interval`"),
     # KV cache
     Refused("cache_config.prefix_match_unit", _is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
     Refused("cache_config.prefix_cache_retention_interval", lambda v: v != 0, "a retention interval", "leave it out"),
@@ -125,11 +123,6 @@ REFUSED: tuple[Refused, ...] = (
     Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
     # parallelism
     Refused("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
-    # observability
-    Refused("observability_config.per_request_spec_decode_metrics", lambda v: v not in (None, "none"), "this metric", "leave it out"),
-    Refused("observability_config.kv_cache_metrics", bool, "sampling of block residency", "leave out `--kv-cache-metrics`"),
-    Refused("observability_config.enable_mfu_metrics", bool, "model FLOPs metrics", "leave out `--enable-mfu-metrics`"),
-    Refused("observability_config.enable_logging_iteration_details", bool, "logging of iterations", "leave it out"),
 )
 
 # Known once the workers reported their layers, so only the scheduler can look.

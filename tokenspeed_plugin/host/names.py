@@ -85,6 +85,7 @@ from vllm.v1.metrics.stats import (
     KVCacheEvictionEvent,
     PrefillStats,
     PrefixCacheStats,
+    RequestSpecDecodeMetrics,
     SchedulerIterationDetails,
     SchedulerStats,
 )
@@ -171,6 +172,7 @@ __all__ = [
     "RSWASpec",
     "Request",
     "RequestError",
+    "RequestSpecDecodeMetrics",
     "RequestStatus",
     "SamplingMaskLists",
     "SamplingParams",

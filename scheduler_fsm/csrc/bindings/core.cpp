@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler_fsm/csrc/bindings/core.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 
 #include "scheduler_fsm/csrc/bindings/prompt.h"
@@ -86,6 +88,14 @@ py::list Core::drain_kv_events() {
                                      int_list(event.tokens)));
     }
     return events;
+}
+
+py::list Core::drain_block_lives() {
+    py::list lives;
+    for (const kv_flat::BlockLife& life : scheduler_.kv().pool().drain_lives()) {
+        lives.append(py::make_tuple(life.lifetime_s, life.idle_s, py::tuple(py::cast(life.reuse_gaps_s))));
+    }
+    return lives;
 }
 
 py::dict Core::counters() const {

@@ -50,6 +50,8 @@ class Core {
 
     /// list[(kind, group, block_tokens, key, parent key | None, token ids)] since the last call
     [[nodiscard]] py::list drain_kv_events();
+    /// list[(lifetime, idle time, gaps between hits)] in seconds, since the last call
+    [[nodiscard]] py::list drain_block_lives();
     [[nodiscard]] py::dict counters() const;
 
     // With a connector (transfers.cpp).

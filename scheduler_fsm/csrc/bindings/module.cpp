@@ -58,6 +58,7 @@ void bind_config(py::module_& module) {
         .def_readwrite("in_flight_tokens", &KvConfig::in_flight_tokens)
         .def_readwrite("prefix_caching", &KvConfig::prefix_caching)
         .def_readwrite("record_events", &KvConfig::record_events)
+        .def_readwrite("residency_sample_rate", &KvConfig::residency_sample_rate)
         .def_readwrite("groups", &KvConfig::groups);
     py::class_<SchedulerConfig>(module, "SchedulerConfig")
         .def(py::init<>())
@@ -69,6 +70,7 @@ void bind_config(py::module_& module) {
         .def_readwrite("max_model_tokens", &SchedulerConfig::max_model_tokens)
         .def_readwrite("long_prefill_tokens", &SchedulerConfig::long_prefill_tokens)
         .def_readwrite("long_prefill_adaptive", &SchedulerConfig::long_prefill_adaptive)
+        .def_readwrite("prefill_interval_steps", &SchedulerConfig::prefill_interval_steps)
         .def_readwrite("chunked_prefill", &SchedulerConfig::chunked_prefill)
         .def_readwrite("reserve_full_sequence", &SchedulerConfig::reserve_full_sequence)
         .def_readwrite("watermark", &SchedulerConfig::watermark)
@@ -187,6 +189,7 @@ void bind_core(py::module_& module) {
         .def("retract_all", &Core::retract_all)
         .def("reset_prefix_cache", &Core::reset_prefix_cache)
         .def("drain_kv_events", &Core::drain_kv_events)
+        .def("drain_block_lives", &Core::drain_block_lives)
         .def("counters", &Core::counters)
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
