@@ -53,13 +53,13 @@ def test_output_that_outgrows_the_pool_ends_with_length(scheduler: str) -> None:
 def test_in_any_mix_what_cannot_fit_is_refused_and_the_rest_ends(
     scheduler: str, lengths: list[tuple[int, int]], windowed: bool, num_blocks: int
 ) -> None:
-    groups = (Group(4), Group(4, 6)) if windowed else (Group(4),)
+    groups = (Group(4), Group(4, 4)) if windowed else (Group(4),)
     run = Timeline(scheduler, Knobs(groups=groups, num_blocks=num_blocks, budget_tokens=16, max_model_len=64))
     expected = []
     for number, (prompt, output) in enumerate(lengths):
         full = -(-prompt // 4)
-        # A window of 6 tokens lies in at most 3 blocks of 4.
-        fits = full + (min(full, 3) if windowed else 0) <= num_blocks
+        # A window of 4 tokens lies in at most 2 blocks of 4.
+        fits = full + (min(full, 2) if windowed else 0) <= num_blocks
         run.submit(f"r{number}", prompt, output, refused=not fits)
         expected.append("length" if fits else "error")
     run.finish()
