@@ -16,6 +16,14 @@ HOST_033 := $(CACHE)/vllm-0.33
 CATCH2 := $(CACHE)/catch2
 IMPORT_TREE := $(CACHE)/import-tree
 CPP_BUILD := build/cpp
+SANITIZE_BUILD := build/sanitize
+FUZZER := $(SANITIZE_BUILD)/tests/cpp/fuzz/scheduler_fuzz
+# The interpreter is not built with sanitizers, so their runtime comes first; leaks of Python and of other modules are not ours.
+SANITIZED = EXACT_EXAMPLES=40 PYTHONPATH=tests ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+  TOKENSPEED_CORE=$$(ls $(abspath $(SANITIZE_BUILD))/scheduler_fsm/csrc/_core*.so)
+SANITIZED_TESTS = tests/scheduler_fsm/test_exact_random.py tests/scheduler_fsm/test_kv_events.py \
+  tests/faults/test_fault_10_late_results.py tests/faults/test_fault_35_evicted_prefix_leaves_no_trace.py -k "not vllm"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(BUILD_JOBS)
@@ -27,7 +35,7 @@ CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' 
 BUILD_INPUTS = pyproject.toml CMakeLists.txt tokenspeed_plugin/__init__.py $(wildcard cmake/*) $(CPP_SOURCES) \
   kv_flat/csrc/CMakeLists.txt scheduler_fsm/csrc/CMakeLists.txt
 
-.PHONY: help environment build demo bench test lint format cpp-test sanitize py-test py-test-033 gemma host-033 clean
+.PHONY: help environment build demo bench test lint format cpp-test sanitize fuzz py-test py-test-033 gemma host-033 clean
 .DELETE_ON_ERROR:
 
 help:  ## List the targets
@@ -80,7 +88,7 @@ bench: build  ## A small agentic replay against stock vLLM and ours on CPU, side
 	$(PY) -m benchmarks.agentic bench --device cpu --tiny --one-by-one --loads 6 --seconds 0 --warm 0 --most-turns 4 \
 	  --length 0.2 --output-length 0.3 --rate 10 --max-num-seqs 16 --max-model-len 2048 --target 20
 
-test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
+test: lint cpp-test sanitize py-test py-test-033  ## Run everything: lint, C++ tests, sanitizers, Python tests on both hosts, real models
 
 # ---- lint ---------------------------------------------------------------------------------------------------------------
 
@@ -108,10 +116,17 @@ cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and co
 	cmake --build $(CPP_BUILD)
 	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(BUILD_JOBS)
 
-sanitize: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests under the address and undefined-behaviour sanitizers
-	$(CPP_CONFIGURE) -B $(CPP_BUILD)-sanitize -DTOKENSPEED_SANITIZE=address,undefined
-	cmake --build $(CPP_BUILD)-sanitize
-	ctest --test-dir $(CPP_BUILD)-sanitize --output-on-failure -j $(BUILD_JOBS)
+# One build for everything that runs under the address and undefined-behaviour sanitizers. CTest runs the fuzzer for half a minute.
+sanitize: build $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests, fuzzer and exact-worker tests under sanitizers
+	$(CPP_CONFIGURE) -B $(SANITIZE_BUILD) -DTOKENSPEED_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	  -DTOKENSPEED_BUILD_FUZZER=ON -DTOKENSPEED_BUILD_PYTHON=ON \
+	  -DPython_EXECUTABLE=$(abspath $(PY)) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
+	cmake --build $(SANITIZE_BUILD)
+	ctest --test-dir $(SANITIZE_BUILD) --output-on-failure -j $(BUILD_JOBS) -E ^compile_fail
+	$(SANITIZED) $(PY) -m pytest -p sanitized_core -p no:cacheprovider $(SANITIZED_TESTS)
+
+fuzz: sanitize  ## Fuzz the scheduler for half an hour, then write the minimised corpus back
+	nice $(FUZZER) tests/cpp/fuzz/corpus --seconds 1800 --seed $$(date +%s) --findings build/fuzz-findings --save
 
 py-test: build gemma  ## Python tests on vLLM 0.32, real models included
 	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup

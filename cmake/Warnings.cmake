@@ -11,6 +11,6 @@ if(TOKENSPEED_WERROR)
 endif()
 if(TOKENSPEED_SANITIZE)
   target_compile_options(tokenspeed_options INTERFACE
-    "-fsanitize=${TOKENSPEED_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    "-fsanitize=${TOKENSPEED_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(tokenspeed_options INTERFACE "-fsanitize=${TOKENSPEED_SANITIZE}")
 endif()

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.control.brackets import MEASURED_CALLS, bracket_calls
 from benchmarks.control.cells import Cell
 from benchmarks.control.driver import PlaneFactory
+from benchmarks.control.object_floor import object_floor_us
 from benchmarks.control.workloads import DecodeShape, steady_decode
 
 _ROWS = 12
@@ -50,47 +49,3 @@ def _rows(profile: cProfile.Profile, num_steps: int) -> list[dict[str, Any]]:
         }
         for (file, line, name), (_, num_calls, own_s, _, _) in costliest
     ]
-
-
-def object_floor_us(num_requests: int) -> dict[str, float]:
-    """Return the median microseconds to build, in plain Python, the objects of a decode step and nothing else."""
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-
-    request_ids = [f"r{index:05d}" for index in range(num_requests)]
-
-    def plan() -> SchedulerOutput:
-        cached = CachedRequestData(
-            req_ids=list(request_ids),
-            resumed_req_ids=set(),
-            new_token_ids=[],
-            all_token_ids={},
-            new_block_ids=[None] * num_requests,
-            num_computed_tokens=list(range(8192, 8192 + num_requests)),
-            num_output_tokens=list(range(1000, 1000 + num_requests)),
-        )
-        return SchedulerOutput(
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=dict.fromkeys(request_ids, 1),
-            total_num_scheduled_tokens=num_requests,
-            scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            finished_req_ids=set(),
-            free_encoder_mm_hashes=[],
-        )
-
-    def outputs() -> EngineCoreOutputs:
-        items = [EngineCoreOutput(request_id, [token]) for token, request_id in enumerate(request_ids, 1000)]
-        return EngineCoreOutputs(outputs=items)
-
-    return {"SchedulerOutput": _median_us(plan), "EngineCoreOutputs": _median_us(outputs)}
-
-
-def _median_us(build: Callable[[], object], num_samples: int = 200) -> float:
-    samples = []
-    for _ in range(num_samples):
-        start = time.thread_time_ns()
-        build()
-        samples.append((time.thread_time_ns() - start) / 1e3)
-    return statistics.median(samples)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler_fsm/csrc/step_builder.h"
 
+#include "scheduler_fsm/csrc/victim_choice.h"
+
 namespace tokenspeed::scheduler_fsm {
 
 StepBuilder::StepBuilder(EngineState& engine_state, ExecutionPlan& plan, const StepOptions& step_options)
@@ -51,26 +53,11 @@ std::uint32_t StepBuilder::fitting_tokens(const Request& request, std::uint32_t 
     return end > begin ? end - begin : 0;
 }
 
-Request* StepBuilder::last_behind(const Request& request) const noexcept {
-    Request* last = nullptr;
-    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling, &engine.transfers.loaded}) {
-        const auto items = set->items();
-        for (auto item = items.rbegin(); item != items.rend() && request.order < (*item)->order; ++item) {
-            if (is_planned(**item)) continue;
-            if (last == nullptr || last->order < (*item)->order) last = *item;
-            break;
-        }
-    }
-    // A loaded one in front may wait for this very request's slot. What it loses is still cached, or loaded again.
-    const auto loaded = engine.transfers.loaded.items();
-    return last == nullptr && !loaded.empty() ? loaded.back() : last;
-}
-
 bool StepBuilder::make_room(const Request& request, std::uint32_t num_blocks) {
-    while (free_blocks_for(request) < num_blocks) {
+    for (std::uint32_t free = free_blocks_for(request); free < num_blocks; free = free_blocks_for(request)) {
         // Enough comes back with the steps in flight.
-        if (free_blocks_for(request) + engine.transfers.num_fenced_blocks() >= num_blocks) return false;
-        Request* victim = engine.idle.empty() ? last_behind(request) : engine.idle.front();
+        if (free + engine.transfers.num_fenced_blocks() >= num_blocks) return false;
+        Request* victim = engine.idle.empty() ? choose_victim(engine, request, num_blocks - free) : engine.idle.front();
         if (victim == nullptr) return false;
         retract(*victim);
     }

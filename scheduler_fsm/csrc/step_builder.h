@@ -88,7 +88,7 @@ class StepBuilder {
     /// The most of `num_tokens` that fits into the blocks `request` may take.
     [[nodiscard]] std::uint32_t fitting_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
 
-    /// Retracts idle sessions, then requests behind `request` in the total order, last first, until it may take
+    /// Retracts idle sessions, then requests behind `request` in the total order, cheapest first, until it may take
     /// `num_blocks`.
     /// Requests that already have a row in this step are left alone. False when that is not enough.
     [[nodiscard]] bool make_room(const Request& request, std::uint32_t num_blocks);
@@ -106,7 +106,6 @@ class StepBuilder {
 
   private:
     [[nodiscard]] std::uint32_t end_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
-    [[nodiscard]] Request* last_behind(const Request& request) const noexcept;
     [[nodiscard]] PlanRow make_row(Request& request, std::uint32_t num_tokens) const noexcept;
     void append_news(Request& request);
     [[nodiscard]] bool can_use_drafts(const PlanRow& row) const noexcept;

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -39,3 +42,25 @@ def test_output_that_outgrows_the_pool_ends_with_length(scheduler: str) -> None:
     run.finish(400)
     assert (run.outcome("r1"), run.outcome("r2")) == ("length", "length")
     assert run.delivered("r1") >= 12
+
+
+@relaxed
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=8),
+    windowed=st.booleans(),
+    num_blocks=st.integers(4, 12),
+)
+def test_in_any_mix_what_cannot_fit_is_refused_and_the_rest_ends(
+    scheduler: str, lengths: list[tuple[int, int]], windowed: bool, num_blocks: int
+) -> None:
+    groups = (Group(4), Group(4, 4)) if windowed else (Group(4),)
+    run = Timeline(scheduler, Knobs(groups=groups, num_blocks=num_blocks, budget_tokens=16, max_model_len=64))
+    expected = []
+    for number, (prompt, output) in enumerate(lengths):
+        full = -(-prompt // 4)
+        # A window of 4 tokens lies in at most 2 blocks of 4.
+        fits = full + (min(full, 2) if windowed else 0) <= num_blocks
+        run.submit(f"r{number}", prompt, output, refused=not fits)
+        expected.append("length" if fits else "error")
+    run.finish()
+    assert [run.outcome(f"r{number}") for number in range(len(lengths))] == expected

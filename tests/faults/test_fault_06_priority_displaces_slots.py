@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -51,4 +54,21 @@ def test_nobody_is_displaced_for_a_request_that_cannot_be_admitted(scheduler: st
     run.submit("newcomer", 40, 2, priority=1)
     run.ticks(4)
     assert not run.preempted
+    run.finish()
+
+
+@relaxed
+@given(num_slots=st.integers(1, 4), priority=st.integers(0, 9), prompt=st.integers(1, 20), depth=st.integers(1, 2))
+def test_a_slot_is_taken_from_the_less_urgent_and_from_nobody_else(
+    scheduler: str, num_slots: int, priority: int, prompt: int, depth: int
+) -> None:
+    run = make_run(scheduler, max_num_seqs=num_slots, runner="v2", pipeline_depth=depth)
+    for number in range(num_slots):
+        run.submit(f"low{number}", 4, 60, priority=5)
+    run.ticks(5)
+    run.submit("new", prompt, 1, priority=priority)
+    run.ticks(depth + 1)
+    is_urgent = priority < 5
+    assert ("new" in run.first_token) == is_urgent
+    assert run.preempted == ({f"low{num_slots - 1}": 1} if is_urgent else {})
     run.finish()

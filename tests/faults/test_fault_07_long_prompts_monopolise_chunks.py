@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -37,4 +40,27 @@ def test_a_stream_of_short_prompts_leaves_the_long_one_its_share(scheduler: str)
         run.submit(f"short{number}", 8, 1)
         run.tick()
     assert run.computed["long"] >= 200, "at least a quarter of the budget of 100 ticks"
+    run.finish()
+
+
+@relaxed
+@given(
+    budget=st.integers(4, 32),
+    long_tokens=st.integers(60, 400),
+    shorts=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    delay=st.integers(1, 6),
+)
+def test_short_prompts_wait_for_each_other_and_not_for_the_long_one(
+    scheduler: str, budget: int, long_tokens: int, shorts: list[int], delay: int
+) -> None:
+    """Half of the budget is theirs, whatever the long prompt still needs."""
+    run = Timeline(
+        scheduler, Knobs(groups=(Group(4),), num_blocks=400, budget_tokens=budget, max_num_seqs=8, max_model_len=512)
+    )
+    run.submit("long", long_tokens, 1)
+    run.ticks(delay)
+    for number, prompt in enumerate(shorts):
+        run.submit(f"short{number}", prompt, 1)
+    run.ticks(1 + -(-sum(shorts) // (budget // 2)) + len(shorts))
+    assert {f"short{number}" for number in range(len(shorts))} <= set(run.first_token)
     run.finish()

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -35,3 +40,14 @@ def test_long_after_short_in_one_batch(scheduler: str) -> None:
         run.submit(f"p{number}", prompt_tokens, 1, pooling=True)
     run.finish(20)
     assert [run.outcome(f"p{number}") for number in range(4)] == ["stop"] * 4
+
+
+@relaxed
+@given(prompts=st.lists(st.integers(1, 20), min_size=1, max_size=8), budget=st.integers(4, 32))
+def test_any_prompts_are_embedded_or_refused_alone(scheduler: str, prompts: list[int], budget: int) -> None:
+    run = Timeline(scheduler, replace(KNOBS, budget_tokens=budget))
+    for number, prompt in enumerate(prompts):
+        run.submit(f"p{number}", prompt, 1, pooling=True, refused=prompt > KNOBS.max_model_len)
+    run.finish(200)
+    expected = ["stop" if prompt <= KNOBS.max_model_len else "error" for prompt in prompts]
+    assert [run.outcome(f"p{number}") for number in range(len(prompts))] == expected

@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
 from exact.workload import words
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -67,3 +70,25 @@ def test_recomputation_has_its_own_counter(scheduler: str, runner: str, depth: i
     assert run.cache_counts["queries"] == 17 + 13
     assert run.cache_counts["hits"] == 0
     assert run.cache_counts["preempted_requests"] == num_preempted
+
+
+@relaxed
+@given(
+    prompts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8),
+    num_blocks=st.integers(11, 30),
+    gap=st.integers(0, 4),
+)
+def test_each_request_is_counted_once_whatever_it_goes_through(
+    scheduler: str, prompts: list[tuple[int, int, int]], num_blocks: int, gap: int
+) -> None:
+    run = CountingTimeline(scheduler, Knobs(groups=(Group(4),), num_blocks=num_blocks, budget_tokens=64))
+    for number, (stream, length, output) in enumerate(prompts):
+        run.submit(f"r{number}", words(stream, length), output)
+        run.ticks(gap)
+    run.finish()
+    assert run.cache_counts["requests"] == len(prompts)
+    assert run.cache_counts["queries"] == sum(length for _, length, _ in prompts)
+    assert run.cache_counts["hits"] <= run.cache_counts["queries"]
+    assert run.cache_counts["preempted_requests"] == sum(run.preempted.values())
+    if not run.preempted:
+        assert run.cache_counts["hits"] == sum(run.cached.values())

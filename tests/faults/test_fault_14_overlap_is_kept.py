@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -30,3 +33,18 @@ def test_one_result_per_tick_with_two_batches_in_flight(scheduler: str) -> None:
     run.submit("a", 7, 30)
     run.finish()
     assert run.end["a"] <= 30 + 2
+
+
+@relaxed
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 30)), min_size=1, max_size=6),
+    runner=st.sampled_from(["v1", "v2"]),
+)
+def test_no_tick_is_lost_at_depth_two(scheduler: str, shapes: list[tuple[int, int]], runner: str) -> None:
+    run = Timeline(
+        scheduler, Knobs(groups=(Group(4),), num_blocks=128, budget_tokens=64, runner=runner, pipeline_depth=2)
+    )
+    for number, (prompt, output) in enumerate(shapes):
+        run.submit(f"r{number}", prompt, output)
+    run.finish()
+    assert all(run.end[f"r{number}"] <= output + 1 for number, (_, output) in enumerate(shapes))

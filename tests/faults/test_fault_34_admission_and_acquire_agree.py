@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from exact.relaxed import relaxed
 from exact.timeline import Timeline
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
@@ -57,3 +62,23 @@ def test_a_promise_made_in_this_step_counts(scheduler: str, small_tokens: int) -
     run.submit("small", small_tokens, 4)
     run.finish(60)
     assert (run.delivered("big"), run.delivered("small")) == (4, 4)
+
+
+@relaxed
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8),
+    groups=st.sampled_from(list(GROUPS.values())),
+    budget=st.integers(4, 64),
+    depth=st.integers(1, 2),
+)
+def test_whoever_is_admitted_into_a_pool_that_holds_all_stays(
+    scheduler: str, shapes: list[tuple[int, int]], groups: tuple[Group, ...], budget: int, depth: int
+) -> None:
+    num_blocks = sum(blocks_for(groups, prompt + output) for prompt, output in shapes)
+    knobs = Knobs(groups=groups, num_blocks=num_blocks, budget_tokens=budget, max_model_len=64)
+    run = Timeline(scheduler, replace(knobs, prefix_caching=False, runner="v2", pipeline_depth=depth))
+    for number, (prompt, output) in enumerate(shapes):
+        run.submit(f"r{number}", prompt, output)
+    run.finish()
+    assert not run.preempted
+    assert all(run.delivered(f"r{number}") == output for number, (_, output) in enumerate(shapes))

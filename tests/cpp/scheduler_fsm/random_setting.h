@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What random_events_test draws from and remembers: settings, clients, and the KV memory of the modelled workers.
-#include <catch2/catch.hpp>
-#include <cstdlib>
-#include <random>
+// What a World draws from and remembers: settings, clients, and the KV memory of the modelled workers.
+#include <source_location>
+#include <stdexcept>
+#include <string_view>
 
+#include "tests/cpp/scheduler_fsm/dice.h"
 #include "tests/cpp/scheduler_fsm/fixture.h"
 
 namespace tokenspeed::scheduler_fsm::testing {
@@ -33,16 +34,17 @@ inline TokenId next_token(std::span<const TokenId> tokens) {
     return static_cast<TokenId>(mix(prefix_names(tokens).back(), 77) % kVocabulary);
 }
 
-class Dice {
-  public:
-    explicit Dice(std::uint32_t seed) : engine_(seed) {}
-    std::uint32_t below(std::uint32_t end) { return static_cast<std::uint32_t>(engine_() % end); }
-    std::uint32_t between(std::uint32_t first, std::uint32_t last) { return first + below(last - first + 1); }
-    bool one_in(std::uint32_t count) { return below(count) == 0; }
-
-  private:
-    std::mt19937 engine_;
+/// Something is wrong; the message says where it was noticed.
+struct BrokenInvariant : std::logic_error {
+    using std::logic_error::logic_error;
 };
+
+inline void require(bool holds, std::string_view what = "does not hold",
+                    std::source_location where = std::source_location::current()) {
+    if (holds) return;
+    throw BrokenInvariant(std::string(where.file_name()) + ":" + std::to_string(where.line()) + ": " +
+                          std::string(what));
+}
 
 struct Setting {
     SchedulerConfig config;
@@ -146,9 +148,9 @@ class KvMemory {
     std::uint64_t& slot_of(const Run& run, kv_flat::GroupId group, std::uint32_t position) {
         const std::uint32_t block_tokens = groups_[group].block_tokens;
         const auto& table = run.client->resident.table[group];
-        REQUIRE(position / block_tokens < table.size());
+        require(position / block_tokens < table.size());
         const kv_flat::BlockId block = table[position / block_tokens];
-        REQUIRE(block != kv_flat::kNullBlock);
+        require(block != kv_flat::kNullBlock);
         return slots_[block][position % block_tokens];
     }
 
@@ -172,8 +174,7 @@ class KvMemory {
                 first = run.begin + 1 - spec.window_tokens;
             }
             for (std::uint32_t position = first; position < run.ids.size(); ++position) {
-                INFO("group " << group << ", position " << position << " of a row from " << run.begin);
-                REQUIRE(slot_of(run, group, position) == mix(names[position], group));
+                require(slot_of(run, group, position) == mix(names[position], group), "a row reads a wrong KV slot");
             }
         }
     }
@@ -183,9 +184,18 @@ class KvMemory {
     std::vector<std::vector<std::uint64_t>> slots_;
 };
 
-inline std::uint32_t environment_or(const char* name, std::uint32_t fallback) {
-    const char* text = std::getenv(name);
-    return text == nullptr ? fallback : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+inline const Request* first_running(const EngineState& engine) {
+    const Request* first = nullptr;
+    for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {
+        if (!set->empty() && (first == nullptr || set->items()[0]->order < first->order)) first = set->items()[0];
+    }
+    return first;
+}
+
+/// The first in the total order loses its KV to no request but a more urgent one that came later.
+inline void check_displaced(const Request& first, const EngineState& engine) {
+    const Request* now_first = first_running(engine);
+    require(now_first != nullptr && now_first->order.priority < first.order.priority, "the first lost its KV");
 }
 
 }  // namespace tokenspeed::scheduler_fsm::testing
