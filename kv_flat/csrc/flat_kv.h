@@ -20,7 +20,7 @@ struct KvConfig {
     bool prefix_caching = true;
     bool record_events = false;
     double residency_sample_rate = 0.0;  ///< share of blocks whose lives are followed; 0: off
-    std::vector<GroupSpec> groups;  ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
+    std::vector<GroupSpec> groups;       ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
 };
 
 /// The flat KV manager: one pool under any number of groups. Knows sequences of tokens, not requests.

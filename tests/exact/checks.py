@@ -125,7 +125,9 @@ class OutputChecker:
                 self._worker.fault(ExactError("block_range", "block id out of range", **place))
             elif block == NULL_BLOCK and last > self._visible_from(row, group):
                 self._worker.fault(ExactError("null_block", "null block where the request can see", **place))
-            elif self._needs_zeroing and block not in filled and first >= len(row.values) and not _is_filled(row, block):
+            elif (
+                self._needs_zeroing and block not in filled and first >= len(row.values) and not _is_filled(row, block)
+            ):
                 self._worker.fault(ExactError("zeroing", "new block is not zeroed", **place))
 
     def _visible_from(self, row: Row, group: int) -> int:
