@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_harness import Harness, Knobs, make_harness
+from scheduler_harness import Harness, make_harness
+from scheduler_knobs import Knobs
 from vllm.v1.request import RequestStatus
 
 from exact.drafter import Drafter

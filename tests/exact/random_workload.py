@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Reset, Workload, words
 

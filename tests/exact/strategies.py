@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 from exact.random_workload import pool_for
 from exact.workload import BEFORE_SCHEDULE, BEFORE_UPDATE, Arrival, Chunk, Reset, Workload, words

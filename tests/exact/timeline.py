@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler_harness import Knobs, class_of, make_harness
+from scheduler_harness import class_of, make_harness
+from scheduler_knobs import Knobs
 
 from exact.driver import Driver
 from exact.reference import DEFAULT_VOCAB

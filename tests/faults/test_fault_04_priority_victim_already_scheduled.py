@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 from exact.timeline import Timeline
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

@@ -10,7 +10,7 @@ from exact.relaxed import relaxed
 from exact.timeline import Timeline
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

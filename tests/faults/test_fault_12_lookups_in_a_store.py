@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from exact.store_connector import PATH
 from exact.timeline import Timeline
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 NUM_WAITING = 50

@@ -11,7 +11,7 @@ from exact.timeline import Timeline
 from exact.workload import words
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

@@ -7,7 +7,8 @@ import inspect
 
 import pytest
 from exact.timeline import Timeline
-from scheduler_harness import Group, Knobs, class_of, resolve_class
+from scheduler_harness import class_of, resolve_class
+from scheduler_knobs import Group, Knobs
 from vllm.v1.core.sched.interface import SchedulerInterface
 
 pytestmark = pytest.mark.host_matrix

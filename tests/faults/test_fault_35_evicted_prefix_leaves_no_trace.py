@@ -11,7 +11,7 @@ import random
 import pytest
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from exact.timeline import Timeline
-from scheduler_harness import Knobs
+from scheduler_knobs import Knobs
 
 pytestmark = pytest.mark.host_matrix
 

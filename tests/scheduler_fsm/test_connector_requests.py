@@ -10,7 +10,7 @@ from exact.driver import check_idle
 from exact.store_connector import PATH, StoreConnector
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 from vllm.v1.request import RequestStatus
 
 pytestmark = pytest.mark.host_matrix

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from exact.driver import run_scenario
 from exact.random_workload import Traffic, pool_for, random_workload
-from scheduler_harness import Group, Knobs, class_of
+from scheduler_harness import class_of
+from scheduler_knobs import Group, Knobs
 
 from tokenspeed_plugin.host import names
 from tokenspeed_plugin.kv_flat.groups import UnsupportedGroupError, groups_from

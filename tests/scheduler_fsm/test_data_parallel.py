@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from exact.driver import Driver
 from exact.workload import Arrival, Workload, words
-from scheduler_harness import OURS, Harness, Knobs, make_harness
+from scheduler_harness import OURS, Harness, make_harness
+from scheduler_knobs import Knobs
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import DPEngineCoreProc, EngineShutdownState
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs, class_of, make_vllm_config
+from scheduler_harness import class_of, make_vllm_config
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

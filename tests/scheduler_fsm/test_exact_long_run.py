@@ -8,7 +8,8 @@ import itertools
 import pytest
 from exact.random_workload import Traffic, random_knobs, random_workload
 from exact_worker import Report, run_scenario
-from scheduler_harness import SCHEDULERS, Knobs, class_of
+from scheduler_harness import SCHEDULERS, class_of
+from scheduler_knobs import Knobs
 
 pytestmark = pytest.mark.host_matrix
 

@@ -12,7 +12,8 @@ from exact.driver import Driver
 from exact.memory import ExactError
 from exact.mutants import OUTPUT_MUTANTS, PLAN_MUTANTS, SCHEDULER_MUTANTS, Mutant
 from exact.workload import Arrival, Workload, words
-from scheduler_harness import STOCK_ASYNC, STOCK_SYNC, Group, Knobs, make_harness
+from scheduler_harness import STOCK_ASYNC, STOCK_SYNC, make_harness
+from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from exact.workload import Arrival, words
 from exact_worker import Driver, ExactError, Workload
-from scheduler_harness import STOCK_SYNC, Group, Knobs, make_harness
+from scheduler_harness import STOCK_SYNC, make_harness
+from scheduler_knobs import Group, Knobs
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 
 from tokenspeed_plugin.scheduler_fsm import config_map
 

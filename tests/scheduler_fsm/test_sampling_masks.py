@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_harness import Knobs, make_harness
+from scheduler_harness import make_harness
+from scheduler_knobs import Knobs
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
 
 from tokenspeed_plugin.scheduler_fsm import TokenSpeedScheduler

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs, class_of, make_harness
+from scheduler_harness import class_of, make_harness
+from scheduler_knobs import Group, Knobs
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import RequestStatus

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from exact.timeline import Timeline
 from exact.workload import words
-from scheduler_harness import Group, Knobs
+from scheduler_knobs import Group, Knobs
 from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.utils import compute_iteration_details

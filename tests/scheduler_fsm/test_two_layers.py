@@ -12,7 +12,8 @@ from exact.driver import Driver
 from exact.memory import ExactError
 from exact.timeline import Timeline
 from exact.workload import Arrival, Workload, words
-from scheduler_harness import OURS, Group, Knobs, make_harness
+from scheduler_harness import OURS, make_harness
+from scheduler_knobs import Group, Knobs
 
 from tokenspeed_plugin.kv_flat.groups import match_unit_tokens
 
@@ -112,7 +113,11 @@ def test_both_ends_of_a_copy_are_held_until_its_step_is_done() -> None:
     assert free_blocks == 4, "the request is gone, source and target are not"
     run.scheduler.check_integrity()
     output = SimpleNamespace(
-        sampled_token_ids=[[7]], req_id_to_index={"fork": 0}, num_nans_in_logits=None, cudagraph_stats=None
+        sampled_token_ids=[[7]],
+        req_id_to_index={"fork": 0},
+        num_nans_in_logits=None,
+        cudagraph_stats=None,
+        kv_connector_output=None,
     )
     run.scheduler.update_from_output(plan, output)
     assert run.scheduler._core.counters()["free_blocks"] == 6
