@@ -83,7 +83,7 @@ bool BlockPool::has_key_from(BlockId block, std::uint32_t unit) const noexcept {
 }
 
 void BlockPool::unpublish(BlockId block) noexcept {
-    if (index_.has_key(block)) forget(block);
+    if (has_key(block)) forget(block);
 }
 
 bool BlockPool::clear_cache() {

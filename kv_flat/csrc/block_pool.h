@@ -83,7 +83,7 @@ class BlockPool {
     /// Makes a block unhittable: what it holds is not what its key says. Nothing happens when it has no key.
     void unpublish(BlockId block) noexcept;
 
-    [[nodiscard]] bool is_published(BlockId block) const noexcept { return index_.has_key(block); }
+    [[nodiscard]] bool is_published(BlockId block) const noexcept { return has_key(block); }
 
     [[nodiscard]] std::uint32_t num_owners(BlockId block) const noexcept { return blocks_[block].owners; }
 

@@ -182,6 +182,16 @@ TEST_CASE("an idle block with more in it than the match is copied, and kept from
     CHECK(layers.kv.probe(fork.chain.keys(), 23, false, MatchEnd::kPhysicalBlock).num_tokens == 12);
 }
 
+TEST_CASE("a block that is taken back loses the keys of all its logical blocks") {
+    TwoLayers layers(8);
+    const Prompt prompt(36);
+    const KvSequence first = layers.compute(prompt, 36);
+    layers.kv.pool().unpublish(first.table(0).ids()[1]);
+    layers.kv.begin_step();
+    CHECK(layers.kv.probe(prompt.chain.keys(), 36).num_tokens == 12);
+    CHECK(layers.kv.pool().num_cached() == 6);
+}
+
 TEST_CASE("what the step being planned writes ends no match inside a block") {
     TwoLayers layers(8);
     const Prompt prompt(24);
