@@ -31,9 +31,10 @@ class RequestMirror:
             now_s: monotonic clock.
         """
         request.status = RequestStatus.RUNNING
-        # A repeated prefill after a preemption is not what its client calls its prompt.
-        if request.num_preemptions == 0 and request.prefill_stats is not None:
-            request.prefill_stats.set(
+        # A repeated prefill after a preemption is not what its client calls its prompt; one that only loaded before is its first.
+        stats = request.prefill_stats
+        if stats is not None and (request.num_preemptions == 0 or stats.num_prompt_tokens == 0):
+            stats.set(
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_local_cached_tokens=num_cached_tokens,
                 num_external_cached_tokens=num_loaded_tokens,

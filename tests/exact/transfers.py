@@ -10,7 +10,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from exact.memory import NULL_BLOCK, ExactError
 from exact.reference import extend
-from exact.row import Row
+from exact.row import Input
 from exact.store_connector import Job, Piece, StepJobs, StoreConnector
 
 if TYPE_CHECKING:
@@ -54,12 +54,13 @@ class Transfers:
         self._sends = self._due(self._sends, self._send, output)
         return output
 
-    def finish(self, jobs: StepJobs, rows: list[Row]) -> None:
-        """After it has computed `rows`: saves what it completed."""
+    def finish(self, jobs: StepJobs, inputs: list[Input]) -> None:
+        """After it has computed `inputs`: saves what it completed."""
         loading = {piece.block for job in self._loads for piece in job.pieces}
         used: set[int] = set()
-        for row in rows:
-            blocks = {block for table in row.tables for block in table if block != NULL_BLOCK}
+        for item in inputs:
+            row = item.row
+            blocks = self._used_blocks(item)
             used |= blocks
             if blocks & loading:
                 message = f"blocks {sorted(blocks & loading)} of a load in flight"
@@ -68,6 +69,15 @@ class Transfers:
         for job in jobs.saves:
             if not job.steps:
                 self._copy_out(job)
+
+    def _used_blocks(self, item: Input) -> set[int]:
+        """Blocks that a row reads or writes; those that a window has left behind may be anybody's."""
+        used: set[int] = set()
+        for group, window in enumerate(self._worker.windows):
+            low = 0 if window is None else max(0, item.start - window + 1)
+            size = self._memory.block_tokens[group]
+            used.update(item.row.tables[group][low // size : -(-(item.start + len(item.tokens)) // size)])
+        return used - {NULL_BLOCK}
 
     def settle(self) -> None:
         """The scheduler sees the oldest step's results: that step is in flight no more."""

@@ -94,7 +94,7 @@ class ExactWorker:
         self.checker.check_owners()
         result = self._finish_step(inputs)
         if self.transfers is not None:
-            self.transfers.finish(jobs, [item.row for item in inputs])
+            self.transfers.finish(jobs, inputs)
             result.output.kv_connector_output = transferred
         return result
 

@@ -197,11 +197,11 @@ def test_a_refused_request_is_told_too() -> None:
 
 
 def test_a_loaded_request_can_be_retracted() -> None:
-    knobs = {"max_num_seqs": 1, "num_blocks": 22}
-    run = with_stored_prompt(is_async=True, load_steps=1, knobs=knobs)
-    run.submit("runner", 20, 60)
+    knobs = {"max_num_seqs": 1, "num_blocks": 22, "policy": "priority"}
+    run = with_stored_prompt(is_async=True, load_steps=4, knobs=knobs)
+    run.submit("again", PROMPT, 5, priority=1)
     run.tick()
-    run.submit("again", PROMPT, 5)
+    run.submit("runner", 20, 60, priority=0)
     run.finish()
     assert (run.outcome("runner"), run.outcome("again")) == ("length", "length")
     assert run.preempted.get("again", 0) > 0

@@ -16,7 +16,7 @@ from scheduler_harness import OURS, make_harness
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
+NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "60"))
 relaxed = settings(
     max_examples=NUM_EXAMPLES,
     deadline=None,

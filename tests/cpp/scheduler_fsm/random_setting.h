@@ -192,10 +192,11 @@ inline const Request* first_running(const EngineState& engine) {
     return first;
 }
 
-/// The first in the total order loses its KV to no request but a more urgent one that came later.
-inline void check_displaced(const Request& first, const EngineState& engine) {
+/// Whoever ran first in the total order loses its KV to nobody but a request before it, which was waiting until now.
+inline void check_displaced(const Request& first, const EngineState& engine, const ExecutionPlan& plan) {
     const Request* now_first = first_running(engine);
-    require(now_first != nullptr && now_first->order.priority < first.order.priority, "the first lost its KV");
+    const bool is_before = now_first != nullptr && now_first->order < first.order;
+    require(is_before || !plan.ended.empty(), "the first lost its KV");
 }
 
 }  // namespace tokenspeed::scheduler_fsm::testing

@@ -109,7 +109,7 @@ class World {
         const Request* first = first_running(scheduler_.state());
         const ExecutionPlan& plan = scheduler_.plan(options);
         check_budget(plan);
-        if (std::ranges::count(plan.retracted, first) > 0) check_displaced(*first, scheduler_.state());
+        if (std::ranges::count(plan.retracted, first) > 0) check_displaced(*first, scheduler_.state(), plan);
         for (const Request* request : plan.retracted) {
             for (const PlanRow& row : plan.rows) require(row.request != request);
         }
