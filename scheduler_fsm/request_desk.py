@@ -51,7 +51,9 @@ class RequestDesk:
         self._outbox = outbox
         self._port = port
         self._draft_metrics = draft_metrics
-        self.sessions = SessionDesk(core, self.handles, prompts, mirror, outbox, self.finish)
+        self.sessions = SessionDesk(
+            core, self.handles, prompts, mirror, outbox, self.finish, rows_carry_masks=rows_carry_masks
+        )
         self._rows_carry_masks = rows_carry_masks
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()

@@ -32,17 +32,33 @@ class SessionDesk:
         mirror: "RequestMirror",
         outbox: "ClientOutbox",
         end: "Callable[[str, RequestStatus], object]",
+        *,
+        rows_carry_masks: bool = False,
     ) -> None:
-        """Args: end: ends a request from outside and forgets it."""
+        """Set whom it works with.
+
+        Args:
+            core: holds the requests.
+            handles: of the requests, by id.
+            prompts: reads chunks.
+            mirror: keeps vLLM's requests in step.
+            outbox: takes ends that no step reports.
+            end: ends a request from outside and forgets it.
+            rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`).
+        """
         self._core = core
         self._handles = handles
         self._prompts = prompts
         self._mirror = mirror
         self._outbox = outbox
         self._end = end
+        self._rows_carry_masks = rows_carry_masks
         self._inputs: dict[str, deque[Request]] = {}
         # Ended before their clients said so. Until these do, their chunks must not open new sessions.
         self._broken: set[str] = set()
+
+    def _is_plain(self, request: "Request") -> bool:
+        return request_import.is_plain(request) and not self._rows_carry_masks
 
     def owns(self, req_id: str) -> bool:
         """Whether a request under this id belongs to a session that was opened before."""
@@ -117,7 +133,7 @@ class SessionDesk:
                 chunk=self._prompts.take(chunk),
                 stop=request_import.stop_rules(chunk),
                 arrival_time_s=chunk.arrival_time,
-                is_plain=request_import.is_plain(chunk) and request_import.is_plain(session),
+                is_plain=self._is_plain(chunk) and self._is_plain(session),
                 has_grammar=has_grammar,
             )
         except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:

@@ -58,3 +58,11 @@ def test_masks_travel_with_the_tokens_of_every_step(wanted: bool) -> None:
             assert output.new_token_ids == kept[name][-1:]
             mask = output.new_sampling_mask
             assert (list(mask.token_ids) == kept[name]) if wanted else mask is None
+
+
+def test_masks_travel_with_the_answers_of_later_chunks_of_a_session() -> None:
+    harness = harness_with_masks(True)
+    for prompt in ([3, 4, 5], [6, 7]):
+        harness.scheduler.add_request(harness.make_request("s", prompt, 3, resumable=True))
+    masks = [run_step(harness, {"s": [11, 12 + step]})["s"].new_sampling_mask for step in range(6)]
+    assert [list(mask.token_ids) for mask in masks] == [[11, 12 + step] for step in range(6)]
