@@ -137,6 +137,8 @@ class PlanColumns:
     block_copies: list[tuple[int, int]] | None
     encoder_inputs: dict[str, list[int]] | None
     evicted_encoder_outputs: list[str] | None
+    consumed_inputs: list[tuple[Any, int]] | None
+    num_run_embeds: int
     grammar_req_ids: list[str]
     num_next_drafts: int
     drafts_are_unused: bool

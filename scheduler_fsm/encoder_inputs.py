@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from tokenspeed_plugin.host.names import MultiModalBudget
+from tokenspeed_plugin.host.names import MultiModalBudget, ScheduledEncoderInputStats
 from tokenspeed_plugin.scheduler_fsm import _core
 
 if TYPE_CHECKING:
@@ -36,3 +36,22 @@ def encoder_limits(vllm_config: "VllmConfig", mm_registry: "MultiModalRegistry")
         cache_embeds=budget.encoder_cache_size,
         split_inputs=not vllm_config.scheduler_config.disable_chunked_mm_input,
     )
+
+
+def encoder_statistics(plan: _core.PlanColumns) -> ScheduledEncoderInputStats:
+    """What a step encodes, for vLLM's log of iterations."""
+    num_inputs = sum(map(len, (plan.encoder_inputs or {}).values()))
+    return ScheduledEncoderInputStats(num_inputs=num_inputs, output_tokens=plan.num_run_embeds)
+
+
+def given_up_data(consumed: "list[tuple[Request, int]]") -> dict[str, dict[int, None]]:
+    """Inputs that nobody will encode any more, by request: workers give their data up.
+
+    Data in shared memory goes by the protocol of vLLM's processor cache.
+    """
+    updates: dict[str, dict[int, None]] = {}
+    for request, number in consumed:
+        data = request.mm_features[number].data
+        if data is not None and "address" not in data:
+            updates.setdefault(request.request_id, {})[number] = None
+    return updates

@@ -131,6 +131,12 @@ std::size_t EncoderInputs::first_after(std::uint32_t position) const noexcept {
     return static_cast<std::size_t>(first - items_.begin());
 }
 
+std::span<const EncoderInput> EncoderInputs::take_consumed(std::uint32_t num_computed_tokens) noexcept {
+    const std::size_t begin = num_consumed_;
+    num_consumed_ = std::max(begin, first_after(num_computed_tokens));
+    return std::span(items_).subspan(begin, num_consumed_ - begin);
+}
+
 bool EncoderInputs::let_go(std::uint32_t num_computed_tokens) noexcept {
     bool holds = false;
     for (EncoderInput& item : items_) {

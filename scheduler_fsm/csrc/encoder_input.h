@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,10 +74,15 @@ class EncoderInputs {
     /// Drops the references to inputs whose place ends at or before `num_computed_tokens`; true when none is left.
     bool let_go(std::uint32_t num_computed_tokens) noexcept;
 
+    /// Those whose place ends at or before `num_computed_tokens`, each once since it began or was restarted.
+    [[nodiscard]] std::span<const EncoderInput> take_consumed(std::uint32_t num_computed_tokens) noexcept;
+    void restart() noexcept { num_consumed_ = 0; }
+
   private:
     void join_overlapping() noexcept;
 
     std::vector<EncoderInput> items_;
+    std::size_t num_consumed_ = 0;
 };
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -40,8 +40,15 @@ class Tally {
 
 EncoderPass::EncoderPass(EngineState& engine, ExecutionPlan& plan)
     : engine_(engine), plan_(plan), budget_embeds_(engine.config.encoder.step_embeds) {
-    std::erase_if(engine_.encoder_holders,
-                  [](Request* request) { return request->encoder->let_go(request->num_computed_tokens); });
+    std::erase_if(engine_.encoder_holders, [this](Request* request) {
+        note_consumed(*request);
+        return request->encoder->let_go(request->num_computed_tokens);
+    });
+}
+
+void EncoderPass::note_consumed(Request& request) {
+    for (const EncoderInput& item : request.encoder->take_consumed(request.num_computed_tokens))
+        plan_.consumed_inputs.push_back({&request, item.number});
 }
 
 std::uint32_t EncoderPass::fit(const Request& request, TokenRange chunk, std::uint32_t budget_embeds) const {
@@ -85,6 +92,7 @@ void EncoderPass::commit(Request& request, std::uint32_t num_tokens) {
     const std::uint32_t begin = request.num_computed_tokens;
     const std::uint32_t end = begin + num_tokens;
     const std::size_t first = request.encoder->first_after(begin);
+    note_consumed(request);  // what the prefix cache covers
     const auto for_each_read = [&](auto visit) {
         for (std::size_t i = first; i < items.size() && items[i].place.begin < end; ++i) {
             if (!items[i].ref && items[i].next_embed(begin) < end) visit(items[i]);
@@ -104,6 +112,7 @@ void EncoderPass::commit(Request& request, std::uint32_t num_tokens) {
         item.ref = cache.allocate(item.name);
         budget_embeds_ -= cache.num_embeds(item.name);
         plan_.encoder_runs.push_back({&request, item.number});
+        plan_.num_run_embeds += cache.num_embeds(item.name);
     });
     if (holds && std::ranges::find(engine_.encoder_holders, &request) == engine_.encoder_holders.end())
         engine_.encoder_holders.push_back(&request);
@@ -112,7 +121,8 @@ void EncoderPass::commit(Request& request, std::uint32_t num_tokens) {
 Request* EncoderPass::stuck_holder_behind(const Request& request) const noexcept {
     Request* last = nullptr;
     for (Request* holder : engine_.encoder_holders) {
-        const bool is_stuck = holder->num_in_flight_tokens == 0 && holder->last_planned_step + 1 < engine_.step;
+        const bool is_stuck =
+            holder->num_in_flight_tokens == 0 && holder->last_planned_step < engine_.last_prefill_step;
         if (!is_stuck || !(request.order < holder->order)) continue;
         if (last == nullptr || last->order < holder->order) last = holder;
     }

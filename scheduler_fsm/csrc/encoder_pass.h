@@ -28,13 +28,15 @@ class EncoderPass {
     /// Takes what the next `num_tokens` tokens of `request` read. @pre fitting_tokens(...) == num_tokens
     void commit(Request& request, std::uint32_t num_tokens);
 
-    /// The last request behind `request` in the total order that holds references and got nothing in the step before.
+    /// The last request behind `request` in the total order that holds references and got nothing when prompts were
+    /// served last.
     [[nodiscard]] Request* stuck_holder_behind(const Request& request) const noexcept;
 
     /// Tells the workers what goes.
     void close();
 
   private:
+    void note_consumed(Request& request);
     [[nodiscard]] std::uint32_t fit(const Request& request, TokenRange chunk, std::uint32_t budget_embeds) const;
 
     EngineState& engine_;

@@ -113,6 +113,7 @@ void EngineState::give_blocks_up(Request& request) {
 
 void EngineState::drop_encoder_outputs(Request& request) {
     request.encoder->let_go(kNoPosition);
+    request.encoder->restart();
     std::erase(encoder_holders, &request);
 }
 

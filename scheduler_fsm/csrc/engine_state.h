@@ -66,6 +66,7 @@ struct EngineState {
     bool prefill_bound = false;           ///< the last prefill pass could not take everybody who wanted in
     std::uint64_t num_full_steps = 0;     ///< planned steps that were not empty
     std::uint64_t next_prefill_step = 0;  ///< no prefill before there were so many, while something decodes
+    std::uint64_t last_prefill_step = 0;  ///< the last step with a prefill pass
     std::uint32_t lane_tokens = 0;        ///< what somebody in the short lane needed at once, and did not get
     std::uint32_t kept_tokens = 1;        ///< what decodes leave to prefills that wait: more after one needed more
     std::uint64_t next_sequence = 0;

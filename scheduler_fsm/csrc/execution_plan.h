@@ -37,10 +37,10 @@ struct PlannedCopy {
     kv_flat::BlockId target = kv_flat::kNullBlock;
 };
 
-/// An encoder input that the worker encodes in this step.
-struct EncoderRun {
+/// An encoder input of a plan.
+struct PlannedInput {
     Request* request = nullptr;
-    std::uint32_t input = 0;  ///< in the order in which the request's inputs arrived
+    std::uint32_t number = 0;  ///< in the order in which the request's inputs arrived
 };
 
 /// One step. Valid until the next call into the scheduler.
@@ -53,7 +53,9 @@ struct ExecutionPlan {
     std::vector<PlannedCopy> copies;
     std::uint32_t num_next_drafts = 0;                 ///< tokens that drafters propose per request after this step
     bool drafts_are_unused = false;                    ///< no row can use what a drafter would propose: it may rest
-    std::vector<EncoderRun> encoder_runs;              ///< by request
+    std::vector<PlannedInput> encoder_runs;            ///< what the worker encodes, by request
+    std::uint32_t num_run_embeds = 0;                  ///< embeddings of these
+    std::vector<PlannedInput> consumed_inputs;         ///< what no step from this one on encodes
     std::vector<std::string> evicted_encoder_outputs;  ///< identifiers; the worker drops them before it runs the step
     std::vector<Request*> retracted;
     std::vector<Request*> ended;        ///< finished by the plan itself: they fill the pool alone
@@ -69,6 +71,8 @@ struct ExecutionPlan {
         num_next_drafts = 0;
         drafts_are_unused = false;
         encoder_runs.clear();
+        num_run_embeds = 0;
+        consumed_inputs.clear();
         evicted_encoder_outputs.clear();
         retracted.clear();
         ended.clear();

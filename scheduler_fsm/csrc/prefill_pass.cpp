@@ -18,6 +18,7 @@ void PrefillPass::run() {
     }
     admission_.close();
     engine.lane_tokens = lane_lack_;
+    engine.last_prefill_step = engine.step;
     engine.prefill_bound = !engine.waiting.empty();
 }
 

@@ -43,7 +43,9 @@ class Image:
         """The image as vLLM's requests carry it."""
         mask = None if all(self.mask) else torch.tensor(self.mask)
         place = PlaceholderRange(self.offset, len(self.mask), mask)
-        return MultiModalFeatureSpec(data=None, modality="image", identifier=self.identifier, mm_position=place)
+        return MultiModalFeatureSpec(
+            data={"pixels": None}, modality="image", identifier=self.identifier, mm_position=place
+        )
 
 
 def embedding(identifier: str, index: int) -> int:
@@ -90,6 +92,7 @@ class EncoderMemory:
         self._split_inputs = split_inputs
         self.outputs: dict[str, int] = {}
         self.num_runs = 0
+        self._given_up: dict[str, set[int]] = {}
 
     def reset(self) -> None:
         """New weights: nothing that was computed is worth anything."""
@@ -98,6 +101,11 @@ class EncoderMemory:
     def prepare(self, plan: Any, rows: dict[str, Any]) -> list[ExactError]:
         """Drops what the plan frees, then runs the encoder; returns what was wrong."""
         faults = []
+        # A request that is sent as new comes with all its data.
+        for new in plan.scheduled_new_reqs:
+            self._given_up.pop(new.req_id, None)
+        for request_id, updates in getattr(plan, "encoder_input_updates", {}).items():
+            self._given_up.setdefault(request_id, set()).update(updates)
         for identifier in plan.free_encoder_mm_hashes:
             if self.outputs.pop(identifier, None) is None:
                 faults.append(ExactError("encoder_free", f"{identifier} is freed and was not there"))
@@ -108,6 +116,8 @@ class EncoderMemory:
                 continue
             for index in indexes:
                 image = rows[request_id].images[index]
+                if index in self._given_up.get(request_id, ()):
+                    faults.append(ExactError("encoder_data", f"input {index} was given up", request_id=request_id))
                 self.outputs[image.identifier] = image.num_embeds
                 num_embeds += image.num_embeds
                 self.num_runs += 1

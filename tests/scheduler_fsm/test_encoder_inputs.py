@@ -149,6 +149,24 @@ def test_one_identifier_with_two_sizes_fails_the_second_request_alone() -> None:
     assert [run.outcome(name) for name in "abc"] == ["length", "error", "length"]
 
 
+def test_a_step_says_what_it_encodes_and_whose_data_nobody_needs() -> None:
+    run = Timeline(OURS, KNOBS)
+    submit(run, "a", "cat", "dog")
+    run.ticks(3)
+    stats = [plan.scheduled_encoder_input_stats for plan in run.plans]
+    assert [stat and (stat.num_inputs, stat.output_tokens) for stat in stats] == [(1, 6), (1, 6), None]
+    if hasattr(run.plans[0], "encoder_input_updates"):
+        assert [plan.encoder_input_updates for plan in run.plans] == [{}, {"a": {0: None}}, {"a": {1: None}}]
+    run.finish()
+
+
+def test_data_in_shared_memory_is_not_given_up_here() -> None:
+    features = [SimpleNamespace(data=data) for data in ({"pixels": 1}, {"address": 1}, None)]
+    request = SimpleNamespace(request_id="a", mm_features=features)
+    assert encoder_inputs.given_up_data([(request, 0), (request, 1), (request, 2)]) == {"a": {0: None}}
+    assert encoder_inputs.given_up_data([(request, 1)]) == {}
+
+
 def test_a_reset_has_unfinished_images_encoded_again() -> None:
     run = Timeline(OURS, replace(KNOBS, budget_tokens=8, max_num_seqs=4))
     submit(run, "a", "cat")

@@ -213,7 +213,8 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability(_SPEC + "SlidingWindowSpec", fields=("block_size", "sliding_window")),
     Capability("vllm.v1.core.kv_cache_utils:KVCacheBlockCopy"),
     Capability("vllm.multimodal.encoder_budget:MultiModalBudget", parameters=("vllm_config", "mm_registry")),
-    Capability("vllm.multimodal.inputs:MultiModalFeatureSpec", fields=("identifier", "mm_position")),
+    Capability("vllm.multimodal.inputs:MultiModalFeatureSpec", fields=("data", "identifier", "mm_position")),
+    Capability(_OUTPUT + "ScheduledEncoderInputStats", fields=("num_inputs", "output_tokens")),
     Capability(
         "vllm.multimodal.inputs:PlaceholderRange", fields=("offset", "length"), attributes=("extract_embeds_range",)
     ),

@@ -175,6 +175,8 @@ void bind_plan(py::module_& module) {
         .def_readonly("block_copies", &PlanColumns::block_copies)
         .def_readonly("encoder_inputs", &PlanColumns::encoder_inputs)
         .def_readonly("evicted_encoder_outputs", &PlanColumns::evicted_encoder_outputs)
+        .def_readonly("consumed_inputs", &PlanColumns::consumed_inputs)
+        .def_readonly("num_run_embeds", &PlanColumns::num_run_embeds)
         .def_readonly("grammar_req_ids", &PlanColumns::grammar_req_ids)
         .def_readonly("waits_for_grammar_tokens", &PlanColumns::waits_for_grammar_tokens);
 }

@@ -118,15 +118,23 @@ void PlanWriter::write_drafts(const ExecutionPlan& plan, PlanColumns& columns) c
 void PlanWriter::write_encoder_runs(const ExecutionPlan& plan, PlanColumns& columns) const {
     columns.encoder_inputs = py::none();
     columns.evicted_encoder_outputs = py::none();
+    columns.consumed_inputs = py::none();
+    columns.num_run_embeds = plan.num_run_embeds;
+    if (!plan.consumed_inputs.empty()) {
+        py::list consumed;
+        for (const auto& [request, number] : plan.consumed_inputs)
+            consumed.append(py::make_tuple(views_.of(*request).request, number));
+        columns.consumed_inputs = std::move(consumed);
+    }
     if (!plan.evicted_encoder_outputs.empty()) columns.evicted_encoder_outputs = py::cast(plan.evicted_encoder_outputs);
     if (plan.encoder_runs.empty()) return;
     py::dict by_request;
     const Request* last = nullptr;
     py::list inputs;
-    for (const auto& [request, input] : plan.encoder_runs) {
+    for (const auto& [request, number] : plan.encoder_runs) {
         if (request != last) by_request[views_.of(*request).req_id] = inputs = py::list();
         last = request;
-        inputs.append(input);
+        inputs.append(number);
     }
     columns.encoder_inputs = std::move(by_request);
 }

@@ -42,7 +42,9 @@ struct PlanColumns {
     py::object block_copies;             ///< list[(int, int)] | None: source and target
     py::object encoder_inputs;           ///< dict[str, list[int]], None when nothing is encoded
     py::object evicted_encoder_outputs;  ///< list[str], None when nothing goes
-    py::object grammar_req_ids;          ///< list[str]: rows that sample under a grammar
+    py::object consumed_inputs;          ///< list[(Request, number)], None when there is none
+    std::uint32_t num_run_embeds = 0;
+    py::object grammar_req_ids;  ///< list[str]: rows that sample under a grammar
     std::uint32_t num_next_drafts = 0;
     bool drafts_are_unused = false;
     bool waits_for_grammar_tokens = false;
