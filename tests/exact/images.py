@@ -101,11 +101,7 @@ class EncoderMemory:
     def prepare(self, plan: Any, rows: dict[str, Any]) -> list[ExactError]:
         """Drops what the plan frees, then runs the encoder; returns what was wrong."""
         faults = []
-        # A request that is sent as new comes with all its data.
-        for new in plan.scheduled_new_reqs:
-            self._given_up.pop(new.req_id, None)
-        for request_id, updates in getattr(plan, "encoder_input_updates", {}).items():
-            self._given_up.setdefault(request_id, set()).update(updates)
+        self._take_updates(plan)
         for identifier in plan.free_encoder_mm_hashes:
             if self.outputs.pop(identifier, None) is None:
                 faults.append(ExactError("encoder_free", f"{identifier} is freed and was not there"))
@@ -126,6 +122,13 @@ class EncoderMemory:
         if sum(self.outputs.values()) > self._cache_embeds:
             faults.append(ExactError("encoder_cache", f"holds {self.outputs}, at most {self._cache_embeds}"))
         return faults
+
+    def _take_updates(self, plan: Any) -> None:
+        # A request that is sent as new comes with all its data.
+        for new in plan.scheduled_new_reqs:
+            self._given_up.pop(new.req_id, None)
+        for request_id, updates in getattr(plan, "encoder_input_updates", {}).items():
+            self._given_up.setdefault(request_id, set()).update(updates)
 
     def missing(self, images: Sequence[Image], start: int, end: int) -> list[ExactError]:
         """What positions [start, end) read and is not there, and images that they split though they must not."""

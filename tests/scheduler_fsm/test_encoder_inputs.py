@@ -150,7 +150,7 @@ def test_one_identifier_with_two_sizes_fails_the_second_request_alone() -> None:
 
 
 def test_a_step_says_what_it_encodes_and_whose_data_nobody_needs() -> None:
-    run = Timeline(OURS, KNOBS)
+    run = Timeline(OURS, replace(KNOBS, runner="v2"))
     submit(run, "a", "cat", "dog")
     run.ticks(3)
     stats = [plan.scheduled_encoder_input_stats for plan in run.plans]

@@ -120,7 +120,8 @@ void PlanWriter::write_encoder_runs(const ExecutionPlan& plan, PlanColumns& colu
     columns.evicted_encoder_outputs = py::none();
     columns.consumed_inputs = py::none();
     columns.num_run_embeds = plan.num_run_embeds;
-    if (!plan.consumed_inputs.empty()) {
+    // A worker that is not sent a resumed request again may need its data again.
+    if (!plan.consumed_inputs.empty() && protocol_.resumed_as_new) {
         py::list consumed;
         for (const auto& [request, number] : plan.consumed_inputs)
             consumed.append(py::make_tuple(views_.of(*request).request, number));
