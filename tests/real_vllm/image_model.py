@@ -81,8 +81,18 @@ def _build(target: Path) -> None:
                 # Image features weigh as much as words: otherwise the answers would not depend on them.
                 parameter.normal_(0.0, 0.02 if "embed_tokens" in name else 0.12)
     model.save_pretrained(partial)
+    _rename_vision_weights(partial / "model.safetensors")
     _processor().save_pretrained(partial)
     partial.rename(target)
+
+
+def _rename_vision_weights(path: Path) -> None:
+    """From the names of transformers 5 to those of the checkpoints that vLLM reads."""
+    from safetensors.torch import load_file, save_file
+
+    new, old = "vision_tower.", "vision_tower.vision_model."
+    weights = {name.replace(new, old) if old not in name else name: weight for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def _config() -> Any:
