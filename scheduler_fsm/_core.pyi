@@ -52,6 +52,12 @@ class KvConfig:
     residency_sample_rate: float
     groups: list[GroupSpec]
 
+class EncoderLimits:
+    step_embeds: int
+    cache_embeds: int
+    split_inputs: bool
+    def __init__(self, *, step_embeds: int, cache_embeds: int, split_inputs: bool) -> None: ...
+
 class SchedulerConfig:
     kv: KvConfig
     policy: QueuePolicy
@@ -74,6 +80,7 @@ class SchedulerConfig:
     drafter_slots: int
     drop_last_match_block: bool
     max_adapters: int
+    encoder: EncoderLimits
 
 class RunnerProtocol:
     def __init__(
@@ -94,6 +101,7 @@ def prepare_prompt(
     adapter: str = "",
     content_spans: Sequence[tuple[int, int, str]] = (),
     lookahead_tokens: int = 0,
+    encoder_inputs: Sequence[tuple[str, int, int, Sequence[tuple[int, int]]]] = (),
 ) -> PreparedPrompt: ...
 
 class StopRules:
@@ -127,6 +135,10 @@ class PlanColumns:
     ended: list[Any]
     blocks_to_zero: list[int] | None
     block_copies: list[tuple[int, int]] | None
+    encoder_inputs: dict[str, list[int]] | None
+    evicted_encoder_outputs: list[str] | None
+    consumed_inputs: list[tuple[Any, int]] | None
+    num_run_embeds: int
     grammar_req_ids: list[str]
     num_next_drafts: int
     drafts_are_unused: bool
@@ -174,6 +186,9 @@ class Core:
     def set_drafts(self, handle: int, drafts: list[int]) -> None: ...
     def retract_all(self) -> list[Any]: ...
     def reset_prefix_cache(self) -> bool: ...
+    def reset_encoder_cache(self) -> None: ...
+    @property
+    def encoder_limits(self) -> EncoderLimits: ...
     def drain_kv_events(self) -> list[tuple[KvEventKind, int, int, bytes, bytes | None, list[int]]]: ...
     def drain_block_lives(self) -> list[tuple[float, float, tuple[float, ...]]]: ...
     def counters(self) -> dict[str, int]: ...

@@ -7,13 +7,14 @@ from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
 from tokenspeed_plugin.kv_flat.groups import groups_from, match_unit_tokens
 from tokenspeed_plugin.scheduler_fsm import _core
+from tokenspeed_plugin.scheduler_fsm.encoder_inputs import encoder_limits
 
 if TYPE_CHECKING:
-    from tokenspeed_plugin.host.names import KVCacheConfig, VllmConfig
+    from tokenspeed_plugin.host.names import KVCacheConfig, MultiModalRegistry, VllmConfig
 
 
 def scheduler_config(
-    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int, mm_registry: "MultiModalRegistry"
 ) -> _core.SchedulerConfig:
     """What the core decides by.
 
@@ -21,6 +22,7 @@ def scheduler_config(
         vllm_config: vLLM's configuration.
         kv_cache_config: its groups and the number of blocks.
         key_tokens: tokens per prefix key.
+        mm_registry: knows the processors of multimodal models.
     """
     vllm = vllm_config.scheduler_config
     config = _core.SchedulerConfig()
@@ -46,6 +48,7 @@ def scheduler_config(
         config.num_sampled_tokens = 0
     if vllm_config.lora_config is not None:
         config.max_adapters = vllm_config.lora_config.max_loras
+    config.encoder = encoder_limits(vllm_config, mm_registry)
     _set_speculation(config, vllm_config)
     return config
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenspeed_plugin.host.names import get_request_block_hasher
 from tokenspeed_plugin.scheduler_fsm import _core
 from tokenspeed_plugin.scheduler_fsm.embedding_spans import embedding_spans
+from tokenspeed_plugin.scheduler_fsm.encoder_inputs import encoder_inputs_of
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request, SamplingParams
@@ -67,11 +68,8 @@ class PromptImporter:
             key_tokens=self._key_tokens,
             salt=request.cache_salt or "",
             adapter=lora.lora_name if lora is not None else "",
-            content_spans=[
-                (item.mm_position.offset, item.mm_position.offset + item.mm_position.length, item.identifier)
-                for item in request.mm_features
-            ]
-            + embedding_spans(request, self._key_tokens),
+            content_spans=embedding_spans(request, self._key_tokens),
+            encoder_inputs=encoder_inputs_of(request) if request.mm_features else (),
             lookahead_tokens=self._lookahead_tokens,
         )
 

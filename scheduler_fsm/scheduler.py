@@ -67,7 +67,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         structured_output_manager: "StructuredOutputManager",
         block_size: int,
         hash_block_size: int | None = None,
-        mm_registry: "MultiModalRegistry" = MULTIMODAL_REGISTRY,  # noqa: ARG002 - part of vLLM's interface
+        mm_registry: "MultiModalRegistry" = MULTIMODAL_REGISTRY,
         include_finished_set: bool = False,
         log_stats: bool = False,
     ) -> None:
@@ -80,7 +80,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         hash_tokens = hash_block_size or block_size
         key_tokens = config_map.key_tokens(kv_cache_config, hash_tokens)
         self._core = _core.Core(
-            config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens),
+            config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens, mm_registry),
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
             output_class=EngineCoreOutput,
         )
@@ -265,7 +265,8 @@ class TokenSpeedScheduler(SchedulerInterface):
         return done
 
     def reset_encoder_cache(self) -> None:
-        """Multimodal models are refused at start-up, so there is no encoder cache."""
+        """Forget all encoder outputs; the workers forget theirs by themselves."""
+        self._core.reset_encoder_cache()
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""

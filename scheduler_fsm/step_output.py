@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host.differences import field_names
 from tokenspeed_plugin.host.names import CachedRequestData, KVCacheBlockCopy, NewRequestData, SchedulerOutput
+from tokenspeed_plugin.scheduler_fsm.encoder_inputs import encoder_statistics, given_up_data
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Since vLLM 0.33 drafters rest when nobody can use what they would propose.
 _CAN_SKIP_DRAFTS = "skip_drafts" in field_names(SchedulerOutput)
+# And workers give up the data of an image once its embeddings are in the KV cache.
+_CAN_GIVE_UP_DATA = "encoder_input_updates" in field_names(SchedulerOutput)
 
 
 def scheduler_output(
@@ -25,6 +28,9 @@ def scheduler_output(
         finished_req_ids: ended since the last plan; workers drop what they keep of them.
         preempted_req_ids: whose KV was taken since the last plan.
     """
+    extras: dict[str, Any] = {"skip_drafts": plan.drafts_are_unused} if _CAN_SKIP_DRAFTS else {}
+    if plan.consumed_inputs and _CAN_GIVE_UP_DATA:
+        extras["encoder_input_updates"] = given_up_data(plan.consumed_inputs)
     return SchedulerOutput(
         scheduled_new_reqs=[_new_request(*row) for row in plan.new_rows],
         scheduled_cached_reqs=CachedRequestData(
@@ -39,16 +45,17 @@ def scheduler_output(
         num_scheduled_tokens=plan.num_scheduled_tokens,
         total_num_scheduled_tokens=plan.num_tokens,
         scheduled_spec_decode_tokens=plan.spec_tokens,
-        scheduled_encoder_inputs={},
+        scheduled_encoder_inputs=plan.encoder_inputs or {},
         finished_req_ids=finished_req_ids,
-        free_encoder_mm_hashes=[],
+        free_encoder_mm_hashes=plan.evicted_encoder_outputs or [],
         preempted_req_ids=preempted_req_ids,
         has_structured_output_requests=bool(plan.grammar_req_ids),
         pending_structured_output_tokens=plan.waits_for_grammar_tokens,
         new_block_ids_to_zero=plan.blocks_to_zero,
         kv_cache_block_copies=plan.block_copies and [KVCacheBlockCopy(*ends) for ends in plan.block_copies],
         num_spec_tokens_to_schedule=plan.num_next_drafts,
-        **({"skip_drafts": plan.drafts_are_unused} if _CAN_SKIP_DRAFTS else {}),
+        scheduled_encoder_input_stats=plan.encoder_inputs and encoder_statistics(plan),
+        **extras,
     )
 
 

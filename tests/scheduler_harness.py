@@ -23,6 +23,7 @@ for _key, _value in {
 }.items():
     os.environ.setdefault(_key, _value)
 
+import multimodal_stub
 import torch
 from scheduler_knobs import Knobs
 from vllm.config import (
@@ -211,6 +212,7 @@ class Harness:
         cache_salt: str | None = None,
         lora_id: int = 0,
         resumable: bool = False,
+        images: Sequence[Any] = (),
         **sampling: Any,
     ) -> Request:
         """A text generation request as EngineCore hands it to `add_request`."""
@@ -227,6 +229,7 @@ class Harness:
         return Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
+            mm_features=[image.feature() for image in images],
             sampling_params=params,
             pooling_params=None,
             priority=priority,
@@ -266,7 +269,10 @@ def make_harness(scheduler_class: str | type, knobs: Knobs, **overrides: Any) ->
         "hash_block_size": hash_tokens,
         "log_stats": True,
     }
-    with mock.patch("tokenspeed_plugin.kv_flat.groups.MOST_MATCH_TOKENS", knobs.match_tokens):
+    with (
+        mock.patch("tokenspeed_plugin.kv_flat.groups.MOST_MATCH_TOKENS", knobs.match_tokens),
+        multimodal_stub.taking(knobs.encoder_step_embeds, knobs.encoder_cache_embeds),
+    ):
         scheduler = resolve_class(scheduler_class)(**(arguments | overrides))
     lookahead_tokens = getattr(config, "num_hash_lookahead_tokens", 0)
     hasher = None

@@ -50,6 +50,8 @@ class Knobs:
     connector: str | None = None
     connector_options: Mapping[str, Any] = field(default_factory=dict)
     load_failure_policy: str = "fail"
+    encoder_step_embeds: int = 0
+    encoder_cache_embeds: int = 0
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     observability: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)

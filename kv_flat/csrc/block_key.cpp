@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_flat/csrc/block_key.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <utility>
@@ -39,6 +40,7 @@ void put_tokens(Sha256& hash, std::span<const TokenId> tokens) {
 
 KeyChain::KeyChain(std::uint32_t key_tokens, KeyContext context)
     : key_tokens_(key_tokens), lookahead_tokens_(context.lookahead_tokens), spans_(std::move(context.spans)) {
+    std::ranges::stable_sort(spans_, {}, &ContentSpan::begin_tokens);
     Sha256 hash;
     put_frame(hash, FrameKind::kFormat, kKeyFormat);
     put_number(hash, key_tokens);
@@ -66,29 +68,32 @@ void KeyChain::extend(std::span<const TokenId> tokens) {
 void KeyChain::truncate(std::uint32_t num_tokens) {
     if (key_tokens_ == 0) return;
     const std::size_t num_keys = num_keys_of(num_tokens);
-    if (num_keys < keys_.size()) keys_.resize(num_keys);
+    if (num_keys >= keys_.size()) return;
+    keys_.resize(num_keys);
+    first_span_ = 0;
 }
 
 std::size_t KeyChain::num_keys_of(std::size_t num_tokens) const noexcept {
     return num_tokens > lookahead_tokens_ ? (num_tokens - lookahead_tokens_) / key_tokens_ : 0;
 }
 
-Digest KeyChain::next_key(std::span<const TokenId> named, std::uint32_t begin_tokens) const {
+Digest KeyChain::next_key(std::span<const TokenId> named, std::uint32_t begin_tokens) {
     Sha256 hash;
     hash.update(keys_.empty() ? root_.bytes : keys_.back().bytes);
     put_tokens(hash, named);
 
     const std::uint32_t end_tokens = begin_tokens + static_cast<std::uint32_t>(named.size());
-    std::uint32_t num_spans = 0;
-    for (const ContentSpan& span : spans_)
-        num_spans += span.begin_tokens < end_tokens && span.end_tokens > begin_tokens;
-    put_number(hash, num_spans);
-    if (num_spans > 0) {
-        for (const ContentSpan& span : spans_) {
-            if (span.begin_tokens >= end_tokens || span.end_tokens <= begin_tokens) continue;
-            put_number(hash, std::int64_t{span.begin_tokens} - std::int64_t{begin_tokens});
-            put_frame(hash, FrameKind::kContent, span.content_id);
-        }
+    while (first_span_ < spans_.size() && spans_[first_span_].end_tokens <= begin_tokens) ++first_span_;
+    std::size_t last = first_span_;
+    while (last < spans_.size() && spans_[last].begin_tokens < end_tokens) ++last;
+    const auto candidates = std::span(spans_).subspan(first_span_, last - first_span_);
+    const auto touches = [begin_tokens](const ContentSpan& span) { return span.end_tokens > begin_tokens; };
+    put_number(hash, static_cast<std::uint32_t>(std::ranges::count_if(candidates, touches)));
+    for (const ContentSpan& span : candidates) {
+        if (!touches(span)) continue;
+        put_number(hash, std::int64_t{span.begin_tokens} - std::int64_t{begin_tokens});
+        put_number(hash, span.end_tokens - span.begin_tokens);
+        put_frame(hash, FrameKind::kContent, span.content_id);
     }
     return hash.finish();
 }

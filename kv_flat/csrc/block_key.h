@@ -14,7 +14,7 @@ namespace tokenspeed::kv_flat {
 using TokenId = std::int32_t;
 
 /// Goes into the first key of every chain. Change it with any change of the encoding below, so that stores never mix.
-inline constexpr std::string_view kKeyFormat = "tokenspeed-kv/1";
+inline constexpr std::string_view kKeyFormat = "tokenspeed-kv/2";
 
 /// A span of the prompt whose content is not given by its token ids (an image, say): [begin, end) in tokens.
 struct ContentSpan {
@@ -36,12 +36,14 @@ struct KeyContext {
 /// The chain of block keys of one token sequence.
 ///
 ///   root  = H( frame(format) u32(key_tokens) frame(salt) frame(adapter) )
-///   key_i = H( key_{i-1} u32(token)*key_tokens u32(num_spans) { i64(begin - block begin) frame(content_id) }* )
+///   key_i = H( key_{i-1} u32(token)*key_tokens u32(num_spans)
+///              { i64(begin - block begin) u32(length) frame(content_id) }* )
 ///
 /// With lookahead the root ends in u8(kind) u32(lookahead_tokens), and a key also takes in the tokens behind its block
 /// and the spans that reach into them; it exists once they are known.
 ///
-/// H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x. Every field has a fixed
+/// H = SHA-256, key_{-1} = root, numbers little-endian, frame(x) = u8(kind) u32(bytes) x; the spans of a block are
+/// those that touch it, by begin. Every field has a fixed
 /// place or a length in front, so no two different inputs have the same encoding. A key names all tokens up to the end
 /// of its block.
 class KeyChain {
@@ -63,12 +65,13 @@ class KeyChain {
   private:
     [[nodiscard]] std::size_t num_keys_of(std::size_t num_tokens) const noexcept;
     /// @param named the block's tokens and those of its lookahead
-    [[nodiscard]] Digest next_key(std::span<const TokenId> named, std::uint32_t begin_tokens) const;
+    [[nodiscard]] Digest next_key(std::span<const TokenId> named, std::uint32_t begin_tokens);
 
     std::uint32_t key_tokens_ = 0;  // 0: no prefix caching, no keys
     std::uint32_t lookahead_tokens_ = 0;
     Digest root_;
-    std::vector<ContentSpan> spans_;
+    std::vector<ContentSpan> spans_;  // by begin
+    std::size_t first_span_ = 0;      // those before it end before the next key's block
     std::vector<Digest> keys_;
 };
 

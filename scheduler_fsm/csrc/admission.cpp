@@ -147,6 +147,7 @@ bool Admission::start_if_it_fits(Request& request) {
             needed = blocks_needed(request, match);
         }
         if (needed <= limit || is_alone()) {
+            if (request.encoder && !can_encode(request, match.num_tokens)) return false;
             const ExternalKv::Offer offer = ask_store(request, match, needed <= limit);
             if (offer.is_undecided) {
                 Transfers(engine).put_aside(request);
@@ -163,6 +164,15 @@ bool Admission::start_if_it_fits(Request& request) {
         }
         limit = free_block_limit(request);
     }
+}
+
+bool Admission::can_encode(const Request& request, std::uint32_t num_computed_tokens) {
+    // What a store may load is not known before it is asked.
+    if (step_.engine.transfers.store != nullptr) return true;
+    const std::uint32_t least = step_.encoders.least_tokens(request, num_computed_tokens);
+    if (least <= step_.room_for_one()) return step_.encoders.fitting_tokens(request, num_computed_tokens, least) > 0;
+    step_.lacking_tokens = std::max(step_.lacking_tokens, least);
+    return false;
 }
 
 void Admission::pass_over(Request& request) {

@@ -40,6 +40,7 @@ class Admission {
     [[nodiscard]] kv_flat::Match probe(const Request& request,
                                        kv_flat::MatchEnd end = kv_flat::MatchEnd::kLogicalBlock);
     [[nodiscard]] std::uint32_t blocks_needed(const Request& request, const kv_flat::Match& match) const;
+    [[nodiscard]] bool can_encode(const Request& request, std::uint32_t num_computed_tokens);
     [[nodiscard]] bool has_slot() const;
     /// False when it has to wait for memory. True also when it loads first, or waits for the store's answer.
     [[nodiscard]] bool start_if_it_fits(Request& request);

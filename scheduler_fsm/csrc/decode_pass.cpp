@@ -11,11 +11,14 @@ void DecodePass::run() {
     // A decode may end here or lose its blocks to an older one, so walk a copy.
     const auto items = engine.decoding.items();
     std::vector<Request*> order(items.begin(), items.end());
-    // One row stays for prefill: with more decodes than room, prompts would otherwise never start.
+    // One row, or what a prompt needs at least, stays for prefill: with more decodes than room, prompts would otherwise
+    // never start.
     const bool someone_waits = !engine.waiting.empty() || !engine.transfers.loaded.empty();
     const bool prefill_waits = !engine.prefilling.empty() || (someone_waits && engine.has_slot());
-    const std::uint32_t kept = prefill_waits && step_.row_capacity() > 1 ? 1 : 0;
-    std::uint32_t rows_left = step_.row_capacity() - kept;
+    const std::uint32_t capacity = step_.row_capacity();
+    const std::uint32_t most_kept = engine.kept_tokens > 1 ? capacity : std::max(capacity, 1U) - 1;
+    const std::uint32_t kept = prefill_waits ? std::min(engine.kept_tokens, most_kept) : 0;
+    std::uint32_t rows_left = capacity - kept;
     step_.token_budget -= kept;
     // When not all fit, the next step begins behind the last one that was served.
     if (order.size() > rows_left) {

@@ -111,8 +111,21 @@ void EngineState::give_blocks_up(Request& request) {
     }
 }
 
+void EngineState::drop_encoder_outputs(Request& request) {
+    request.encoder->let_go(kNoPosition);
+    request.encoder->restart();
+    std::erase(encoder_holders, &request);
+}
+
+void EngineState::reset_encoder_cache() {
+    for (Request* request : encoder_holders) request->encoder->let_go(kNoPosition);
+    encoder_holders.clear();
+    encoder_cache.reset();
+}
+
 void EngineState::retract(Request& request) {
     dequeue(request);
+    if (request.encoder) drop_encoder_outputs(request);
     give_blocks_up(request);
     if (transfers.needs_delivery && request.num_in_flight_tokens > 0)
         request.void_until_step = request.last_planned_step;
@@ -135,6 +148,7 @@ void EngineState::finish(Request& request, FinishReason why) {
         kv.publish(*sequence, request.chain, request.tokens, confirmed);
     }
     dequeue(request);
+    if (request.encoder) drop_encoder_outputs(request);
     num_awaiting_input -= request.awaits_input;
     if (transfers.store != nullptr && request.kv() != nullptr) {
         Transfers(*this).drain(request, why);

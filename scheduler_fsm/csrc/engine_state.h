@@ -35,12 +35,17 @@ struct Counters {
 /// A request is in exactly one place: waiting, parked, loading, loaded, decoding, prefilling, idle or finished.
 struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
-        : config(std::move(checked_config)), kv(config.kv), slots(config.max_num_seqs), adapters(config.max_adapters) {}
+        : config(std::move(checked_config)),
+          kv(config.kv),
+          slots(config.max_num_seqs),
+          encoder_cache(config.encoder.cache_embeds),
+          adapters(config.max_adapters) {}
 
     SchedulerConfig config;
-    // Requests hold blocks and slots, so the table is destroyed before the pools.
+    // Requests hold blocks, slots and encoder outputs, so the table is destroyed before the pools.
     kv_flat::FlatKv kv;
     SlotPool slots;
+    EncoderCache encoder_cache;
     RequestTable requests;
 
     WaitingQueue waiting;
@@ -52,6 +57,7 @@ struct EngineState {
     std::uint32_t num_awaiting_input = 0;  ///< sessions between two turns, with KV or without
     AdapterUse adapters;
     TransferState transfers;
+    std::vector<Request*> encoder_holders;  ///< requests that hold encoder outputs
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;
@@ -60,6 +66,9 @@ struct EngineState {
     bool prefill_bound = false;           ///< the last prefill pass could not take everybody who wanted in
     std::uint64_t num_full_steps = 0;     ///< planned steps that were not empty
     std::uint64_t next_prefill_step = 0;  ///< no prefill before there were so many, while something decodes
+    std::uint64_t last_prefill_step = 0;  ///< the last step with a prefill pass
+    std::uint32_t lane_tokens = 0;        ///< what somebody in the short lane needed at once, and did not get
+    std::uint32_t kept_tokens = 1;        ///< what decodes leave to prefills that wait: more after one needed more
     std::uint64_t next_sequence = 0;
     Counters counters;
 
@@ -85,11 +94,15 @@ struct EngineState {
     /// Moves the copies that a sequence waits for into a step.
     void plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan);
 
+    /// What the workers keep of encoder outputs is void (new weights); whoever still needs some has them encoded again.
+    void reset_encoder_cache();
+
     /// A request whose last step in flight came back may wait for admission again.
     void unpark_if_drained(Request& request);
 
   private:
     void give_blocks_up(Request& request);
+    void drop_encoder_outputs(Request& request);
     [[nodiscard]] static bool may_wait(const Request& request) noexcept {
         return request.ready && request.num_in_flight_tokens == 0 && !request.awaits_input && !request.load.undecided;
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "scheduler_fsm/csrc/request.h"
@@ -36,6 +37,12 @@ struct PlannedCopy {
     kv_flat::BlockId target = kv_flat::kNullBlock;
 };
 
+/// An encoder input of a plan.
+struct PlannedInput {
+    Request* request = nullptr;
+    std::uint32_t number = 0;  ///< in the order in which the request's inputs arrived
+};
+
 /// One step. Valid until the next call into the scheduler.
 struct ExecutionPlan {
     std::uint64_t step = 0;
@@ -44,8 +51,12 @@ struct ExecutionPlan {
     std::vector<TokenId> drafts;                  ///< of all rows, in row order
     std::vector<std::uint32_t> first_new_blocks;  ///< per row and group: table column where the new blocks begin
     std::vector<PlannedCopy> copies;
-    std::uint32_t num_next_drafts = 0;  ///< tokens that drafters propose per request after this step
-    bool drafts_are_unused = false;     ///< no row can use what a drafter would propose: it may rest
+    std::uint32_t num_next_drafts = 0;                 ///< tokens that drafters propose per request after this step
+    bool drafts_are_unused = false;                    ///< no row can use what a drafter would propose: it may rest
+    std::vector<PlannedInput> encoder_runs;            ///< what the worker encodes, by request
+    std::uint32_t num_run_embeds = 0;                  ///< embeddings of these
+    std::vector<PlannedInput> consumed_inputs;         ///< what no step from this one on encodes
+    std::vector<std::string> evicted_encoder_outputs;  ///< identifiers; the worker drops them before it runs the step
     std::vector<Request*> retracted;
     std::vector<Request*> ended;        ///< finished by the plan itself: they fill the pool alone
     std::vector<Request*> prefetching;  ///< their KV begins to load; they have no row
@@ -59,6 +70,10 @@ struct ExecutionPlan {
         copies.clear();
         num_next_drafts = 0;
         drafts_are_unused = false;
+        encoder_runs.clear();
+        num_run_embeds = 0;
+        consumed_inputs.clear();
+        evicted_encoder_outputs.clear();
         retracted.clear();
         ended.clear();
         prefetching.clear();

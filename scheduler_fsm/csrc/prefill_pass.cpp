@@ -12,13 +12,13 @@ void PrefillPass::run() {
     if (!engine.transfers.loaded.empty()) admission_.start_loaded();
     serve_in_order();
     if (cut_ != nullptr) {
-        // The odd token goes to either side in turn, so that a budget of one starves neither.
-        const std::uint32_t half = (step_.room_for_one() + static_cast<std::uint32_t>(engine.step % 2)) / 2;
-        serve_short_lane(step_.room_for_one() - half);
+        serve_short_lane(lane_budget());
         // The lane may have taken its blocks for an older one.
         if (cut_->is_prefilling()) static_cast<void>(serve(*cut_, step_.room_for_one()));
     }
     admission_.close();
+    engine.lane_tokens = lane_lack_;
+    engine.last_prefill_step = engine.step;
     engine.prefill_bound = !engine.waiting.empty();
 }
 
@@ -36,6 +36,40 @@ std::uint32_t PrefillPass::chunk_limit() const noexcept {
     if (limit == 0 || num_requests <= 1) return ~std::uint32_t{0};
     if (engine.config.long_prefill_adaptive) limit = std::max(limit, engine.config.max_scheduled_tokens / num_requests);
     return limit;
+}
+
+std::uint32_t PrefillPass::least_tokens(const Request& request) const noexcept {
+    return request.encoder ? step_.encoders.least_tokens(request, request.num_computed_tokens) : 1;
+}
+
+std::uint32_t PrefillPass::wanted_tokens(const Request& request) {
+    const std::uint32_t wanted = std::min(step_.computable_tokens(request), chunk_limit());
+    if (!request.encoder || wanted == 0) return wanted;
+    const std::uint32_t begin = request.num_computed_tokens;
+    const std::uint32_t most = std::max(wanted, least_tokens(request));
+    while (step_.encoders.lacks_room(request, begin)) {
+        // One behind it may hold encoder outputs and wait for KV that this one holds.
+        Request* victim = step_.encoders.stuck_holder_behind(request);
+        if (victim == nullptr) return 0;
+        step_.retract(*victim);
+    }
+    return step_.encoders.fitting_tokens(request, begin, most);
+}
+
+void PrefillPass::note_lack(const Request& request) noexcept {
+    std::uint32_t& lack = cut_ != nullptr && cut_ != &request ? lane_lack_ : step_.lacking_tokens;
+    lack = std::max(lack, least_tokens(request));
+}
+
+std::uint32_t PrefillPass::lane_budget() const noexcept {
+    const EngineState& engine = step_.engine;
+    const std::uint32_t room = step_.room_for_one();
+    const bool is_even = engine.step % 2 == 0;
+    // What must not be split needs its whole at once: the two sides get theirs in turn.
+    if (is_even && engine.lane_tokens > 0) return std::max(room - room / 2, std::min(engine.lane_tokens, room));
+    // The odd token goes to either side in turn, so that a budget of one starves neither.
+    const std::uint32_t half = (room + (is_even ? 0 : 1)) / 2;
+    return room - std::max(half, std::min(least_tokens(*cut_), room));
 }
 
 bool PrefillPass::others_want(const Request& request) const {
@@ -74,7 +108,7 @@ void PrefillPass::serve_in_order() {
             request = *next_waiting++;  // before it leaves the queue
             if (!start(*request)) continue;
         }
-        const std::uint32_t wanted = std::min(step_.computable_tokens(*request), chunk_limit());
+        const std::uint32_t wanted = wanted_tokens(*request);
         if (wanted > step_.room_for_one() && others_want(*request)) {
             cut_ = request;
             return;
@@ -105,22 +139,33 @@ void PrefillPass::serve_short_lane(std::uint32_t budget) {
             request = *next_waiting++;
             if (!start(*request)) continue;
         }
-        budget -= serve(*request, std::min({step_.computable_tokens(*request), chunk_limit(), budget}));
+        budget -= serve(*request, std::min(wanted_tokens(*request), budget));
     }
 }
 
 std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
     EngineState& engine = step_.engine;
+    if (num_tokens == 0) return 0;
     num_tokens = std::min(num_tokens, step_.room_for_one());
-    engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
-    std::uint32_t fitting = step_.fitting_tokens(request, num_tokens);
-    if (fitting == 0 && num_tokens > 0 && request.num_in_flight_tokens == 0) {
-        // Older decodes grew into what it was promised. With steps in flight, waiting for them may already help.
-        if (step_.make_room(request, step_.missing_blocks(request, 1)))
-            fitting = step_.fitting_tokens(request, num_tokens);
-        if (fitting == 0) step_.end_if_pool_is_its_own(request);
+    const std::uint32_t least = least_tokens(request);
+    if (num_tokens < least) {
+        note_lack(request);
+        return 0;
     }
-    if (fitting == 0) return 0;
+    engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
+    if (request.encoder) num_tokens = step_.encoders.fitting_tokens(request, request.num_computed_tokens, num_tokens);
+    std::uint32_t fitting = step_.fitting_tokens(request, num_tokens);
+    if (fitting < least && num_tokens > 0 && request.num_in_flight_tokens == 0) {
+        // Older decodes grew into what it was promised. With steps in flight, waiting for them may already help.
+        if (step_.make_room(request, step_.missing_blocks(request, least)))
+            fitting = step_.fitting_tokens(request, num_tokens);
+        if (fitting < least) step_.end_if_pool_is_its_own(request);
+    }
+    if (fitting < least) return 0;
+    if (request.encoder) {
+        fitting = step_.encoders.fitting_tokens(request, request.num_computed_tokens, fitting);
+        step_.encoders.commit(request, fitting);
+    }
     engine.prefilled_tokens += fitting;
     engine.next_prefill_step = engine.num_full_steps + engine.config.prefill_interval_steps;
     step_.add_row(request, fitting);

@@ -29,12 +29,17 @@ class PrefillPass {
     void serve_short_lane(std::uint32_t budget);
     [[nodiscard]] bool start(Request& request);
     [[nodiscard]] std::uint32_t chunk_limit() const noexcept;
+    [[nodiscard]] std::uint32_t least_tokens(const Request& request) const noexcept;
+    [[nodiscard]] std::uint32_t wanted_tokens(const Request& request);
+    [[nodiscard]] std::uint32_t lane_budget() const noexcept;
+    void note_lack(const Request& request) noexcept;
     [[nodiscard]] bool others_want(const Request& request) const;
     [[nodiscard]] std::uint32_t serve(Request& request, std::uint32_t num_tokens);
 
     StepBuilder& step_;
     Admission& admission_;
-    Request* cut_ = nullptr;  // the prompt that takes half; it gets its row last, with what the lane left over
+    Request* cut_ = nullptr;       // the prompt that takes half; it gets its row last, with what the lane left over
+    std::uint32_t lane_lack_ = 0;  // the most that a request of the lane needed at once and did not get
 };
 
 }  // namespace tokenspeed::scheduler_fsm

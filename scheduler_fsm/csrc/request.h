@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "kv_flat/csrc/block_key.h"
+#include "scheduler_fsm/csrc/encoder_input.h"
 #include "scheduler_fsm/csrc/request_state.h"
 #include "scheduler_fsm/csrc/stop_rules.h"
 
@@ -26,6 +28,7 @@ struct RequestHandle {
 struct PreparedPrompt {
     std::vector<TokenId> tokens;
     kv_flat::KeyChain chain;
+    std::vector<EncoderInputSpec> encoder_inputs;
 };
 
 struct RequestSpec {
@@ -100,6 +103,7 @@ class Request {
     std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output
     kv_flat::KeyChain chain;
     std::uint32_t num_prompt_tokens;
+    std::unique_ptr<EncoderInputs> encoder;  ///< null without encoder inputs
 
     std::uint32_t num_computed_tokens = 0;   ///< whose step has been planned
     std::uint32_t num_in_flight_tokens = 0;  ///< planned, result not seen; counts retracted steps too

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler_fsm/csrc/scheduler.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 
 SchedulerConfig checked(SchedulerConfig config) {
     check(config);
+    config.encoder.step_tokens =
+        config.max_scheduled_tokens - std::min(config.max_scheduled_tokens, config.drafter_slots);
     return config;
 }
 
@@ -48,8 +51,15 @@ std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
     if (num_tokens == 0)
         throw std::invalid_argument("request " + spec.label + " has an empty prompt; at least 1 token is needed");
     if (auto refusal = refusal_of(num_tokens)) return *std::move(refusal);
+    if (!spec.prompt.encoder_inputs.empty()) {
+        auto why = EncoderInputs::refusal(spec.prompt.encoder_inputs, num_tokens, engine_.config.encoder,
+                                          engine_.encoder_cache);
+        if (why) return Refusal{std::move(*why)};
+    }
+    std::vector<EncoderInputSpec> inputs = std::move(spec.prompt.encoder_inputs);
     const OrderKey order = next_order(spec.priority, spec.arrival_time_s);
     Request& request = engine_.requests.create(std::move(spec), order);
+    if (!inputs.empty()) request.encoder = std::make_unique<EncoderInputs>(std::move(inputs), engine_.encoder_cache);
     request.lane_key = engine_.prefilled_tokens + num_tokens;
     engine_.enqueue(request);
     return request.handle;
@@ -211,6 +221,7 @@ void Scheduler::check_integrity() const {
     engine_.transfers.pins.count_owners(owners);
     for (const CopyPin& pin : engine_.copy_pins) ++owners[pin.block.id()];
     pool.check_integrity(owners);
+    engine_.encoder_cache.check_integrity();
     const auto fail = [](const std::string& what) { throw std::logic_error("scheduler: " + what); };
     if (num_running != engine_.num_running()) fail("a running request is not in a running set, or the other way round");
     if (num_others != num_waiting()) fail("a request that does not run is in no queue, or counted twice");

@@ -89,6 +89,9 @@ class Scheduler {
     /// Forgets all cached prefixes. False while any block is in use.
     [[nodiscard]] bool reset_prefix_cache();
 
+    /// Forgets all encoder outputs, as the workers do when their weights change.
+    void reset_encoder_cache() { engine_.reset_encoder_cache(); }
+
     [[nodiscard]] const Request* find(RequestHandle handle) const noexcept { return engine_.requests.find(handle); }
     [[nodiscard]] const EngineState& state() const noexcept { return engine_; }
     [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return engine_.kv; }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kv_flat/csrc/flat_kv.h"
+#include "scheduler_fsm/csrc/encoder_input.h"
 
 namespace tokenspeed::scheduler_fsm {
 
@@ -38,6 +39,7 @@ struct SchedulerConfig {
     std::uint32_t drafter_slots = 0;     ///< input rows that a drafter adds per request
     bool drop_last_match_block = false;  ///< drafters of the EAGLE kind recompute the last block of a match
     std::uint32_t max_adapters = 0;      ///< 0: any number of LoRA adapters at once
+    EncoderLimits encoder;               ///< all 0: no multimodal input
 };
 
 /// Throws std::invalid_argument naming the field, its value and what is allowed.

@@ -8,6 +8,7 @@ namespace tokenspeed::scheduler_fsm {
 StepBuilder::StepBuilder(EngineState& engine_state, ExecutionPlan& plan, const StepOptions& step_options)
     : engine(engine_state),
       options(step_options),
+      encoders(engine_state, plan),
       token_budget(engine_state.config.max_scheduled_tokens),
       plan_(plan),
       input_rows_(engine_state.config.max_scheduled_tokens) {
@@ -158,6 +159,8 @@ void StepBuilder::plan_drafts() {
 }
 
 void StepBuilder::close() {
+    encoders.close();
+    engine.kept_tokens = lacking_tokens;
     if (plan_.rows.empty()) return;
     ++engine.num_full_steps;
     if (engine.config.num_draft_tokens > 0) plan_drafts();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "scheduler_fsm/csrc/encoder_pass.h"
 #include "scheduler_fsm/csrc/engine_state.h"
 #include "scheduler_fsm/csrc/execution_plan.h"
 
@@ -62,7 +63,9 @@ class StepBuilder {
     EngineState& engine;
     const StepOptions options;
     Reservations reservations;
+    EncoderPass encoders;
     std::uint32_t token_budget;
+    std::uint32_t lacking_tokens = 1;  ///< the most that a prefill needs at once and did not get
 
     /// Tokens that one more request may get: a drafter adds input rows of its own per request.
     [[nodiscard]] std::uint32_t room_for_one() const noexcept;

@@ -162,7 +162,10 @@ class Driver:
                 self.close_session(request_id)
         self._abort_due(tick, BEFORE_SCHEDULE)
         reset = self._resets.pop(tick, None)
-        if reset is not None:
+        if reset is not None and reset.encoder:
+            self._timed(self.scheduler.reset_encoder_cache)
+            self.worker.encoder.reset()
+        elif reset is not None:
             self._timed(self.scheduler.reset_prefix_cache, reset.reset_running)
 
     def _abort_due(self, tick: int, phase: int) -> None:

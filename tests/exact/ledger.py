@@ -113,6 +113,7 @@ class Ledger:
             arrival_time=float(len(self.accounts)),
             cache_salt=arrival.cache_salt,
             lora_id=arrival.lora_id,
+            images=arrival.images,
             **arrival.extra,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exact.images import Image, spliced
 from exact.reference import extend
 
 
@@ -31,6 +32,7 @@ class Row:
         last_step: number of the step that last ran this request.
         sampled_step: number of the step that last sampled for this request.
         kept_blocks: of a session that was sent again as new: what it held before, with valid content.
+        images: its multimodal inputs.
         in_batch: whether it kept its place in the persistent batch since the step before (V1 runner).
     """
 
@@ -50,6 +52,7 @@ class Row:
     last_step: int = -1
     sampled_step: int = -1_000
     kept_blocks: Collection[int] = ()
+    images: list[Image] = field(default_factory=list)
     in_batch: bool = False
     min_tokens: int = 0
     stop_ids: Collection[int] = ()
@@ -68,7 +71,7 @@ class Row:
     def rebuild(self, tokens: Sequence[int]) -> None:
         """Takes the values of a prefix that the scheduler says is already in KV."""
         self.values = []
-        extend(self.values, tokens, self.seed)
+        extend(self.values, spliced(tokens, self.images) if self.images else tokens, self.seed)
 
 
 @dataclass(slots=True)

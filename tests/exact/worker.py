@@ -19,6 +19,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from exact.checks import OutputChecker
 from exact.drafter import Drafter
+from exact.images import EncoderMemory, masks, spliced
 from exact.memory import NULL_BLOCK, ExactError, KvMemory
 from exact.reference import DEFAULT_VOCAB, chain, describe, extend, next_token
 from exact.row import Flight, Input, Row
@@ -59,6 +60,11 @@ class ExactWorker:
         self.vllm_config = harness.vllm_config
         self.windows = [group.window_tokens for group in self.knobs.groups]
         self.memory = KvMemory(self.knobs.num_blocks + 1, [group.block_tokens for group in self.knobs.groups])
+        self.encoder = EncoderMemory(
+            self.knobs.encoder_step_embeds,
+            self.knobs.encoder_cache_embeds,
+            split_inputs=not self.knobs.scheduler.get("disable_chunked_mm_input"),
+        )
         self.rows: dict[str, Row] = {}
         self.step = 0
         self.faults: list[ExactError] = []
@@ -86,6 +92,8 @@ class ExactWorker:
         self.update(plan)
         self.checker.check_tables(plan)
         self._prepare_memory(plan)
+        for error in self.encoder.prepare(plan, self.rows):
+            self.fault(error)
         jobs = plan.kv_connector_metadata
         transferred = None if self.transfers is None else self.transfers.start(jobs)
         inputs = [self.make_input(plan, request_id, count) for request_id, count in plan.num_scheduled_tokens.items()]
@@ -145,6 +153,7 @@ class ExactWorker:
             sampling_params=params,
             pooling=new.pooling_params is not None,
             lora_id=new.lora_request.lora_int_id if new.lora_request is not None else 0,
+            images=masks(new.mm_features),
         )
         row.rebuild(tokens[: new.num_computed_tokens])
         row.kept_blocks = kept_blocks
@@ -199,7 +208,7 @@ class ExactWorker:
         if len(values) < item.start:
             self.fault(ExactError("gap", f"starts at {item.start}, computed {len(values)}", request_id=row.request_id))
         del values[item.start :]
-        extend(values, item.tokens, row.seed)
+        extend(values, self._embedded(item), row.seed)
         end = len(values)
         for group, block_tokens in enumerate(self.memory.block_tokens):
             table = row.tables[group]
@@ -216,6 +225,16 @@ class ExactWorker:
                     self.poisoned.discard(table[index])
                 self.memory.write(group, table[index], offset, values[position:stop])
                 position = stop
+
+    def _embedded(self, item: Input) -> list[int]:
+        """The input with the embeddings of its images, as far as the encoder has computed them."""
+        images = item.row.images
+        if not images:
+            return item.tokens
+        for error in self.encoder.missing(images, item.start, item.start + len(item.tokens)):
+            self.fault(error)
+        present = [image for image in images if image.identifier in self.encoder.outputs]
+        return spliced(item.tokens, present, item.start)
 
     def _read(self, item: Input) -> int:
         """Compares all that the request can see with what it must be; returns 0 or a hash of a wrong content."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from exact.images import Image, spliced
 from exact.reference import DEFAULT_VOCAB, Answer, Stops, generate, next_token, seed_value
 
 BEFORE_SCHEDULE = 0
@@ -35,6 +36,7 @@ class Arrival:
         tick: when it is added; with `after`, how many ticks after that request has ended.
         abort_tick: when its client disconnects, counted from its arrival; None for never.
         abort_phase: before `schedule` or between `schedule` and `update_from_output` of that tick.
+        images: its multimodal inputs.
         refused: the scheduler must refuse it, with no token.
         chunks: of a resumable session, in the order of their ticks; the last one ends it.
     """
@@ -53,6 +55,7 @@ class Arrival:
     abort_tick: int | None = None
     abort_phase: int = BEFORE_SCHEDULE
     pooling: bool = False
+    images: tuple[Image, ...] = ()
     refused: bool = False
     chunks: tuple[Chunk, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
@@ -74,15 +77,16 @@ class Arrival:
 
     def answer(self, max_model_len: int, vocab: int = DEFAULT_VOCAB) -> Answer:
         """The right output."""
-        return generate(self.prompt, self.stops(max_model_len), self.seed, vocab)
+        return generate(spliced(self.prompt, self.images), self.stops(max_model_len), self.seed, vocab)
 
 
 @dataclass(frozen=True)
 class Reset:
-    """A `reset_prefix_cache` call at a tick."""
+    """A `reset_prefix_cache` call at a tick, or a `reset_encoder_cache` call."""
 
     tick: int
     reset_running: bool = False
+    encoder: bool = False
 
 
 @dataclass

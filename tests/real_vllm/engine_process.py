@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from real_vllm import cpu_host
+from real_vllm.image_model import image, stand_in_for_torchvision
 from real_vllm.scenario import Outcome, PromptRequest, Scenario
 
 ENVIRONMENT = {
@@ -44,6 +45,8 @@ def run(scenario: Scenario) -> Outcome:
     }
     if scenario.scheduler_cls is not None:
         arguments["scheduler_cls"] = scenario.scheduler_cls
+    if any(request.images for request in scenario.requests):
+        stand_in_for_torchvision()
     engine = vllm.LLM(str(scenario.model), **arguments).llm_engine
     try:
         return _Run(engine, scenario).outcome()
@@ -77,7 +80,7 @@ class _Run:
             self._take_step()
         counters = self._counters()
         core = getattr(self._engine.engine_core, "engine_core", None)
-        scheduler = type(core.scheduler) if core else None
+        scheduler = core.scheduler if core else None
         return Outcome(
             token_ids=tuple(self._tokens),
             finish_reasons=tuple(str(reason) for reason in self._reasons),
@@ -85,7 +88,8 @@ class _Run:
             num_preemptions=counters["vllm:num_preemptions"],
             num_cached_tokens=counters["vllm:prefix_cache_hits"],
             num_query_tokens=counters["vllm:prefix_cache_queries"],
-            scheduler_name=f"{scheduler.__module__}.{scheduler.__qualname__}" if scheduler else "",
+            scheduler_name=f"{type(scheduler).__module__}.{type(scheduler).__qualname__}" if scheduler else "",
+            encoder_limits=_encoder_limits(scheduler) if scheduler else (0, 0),
             finish_order=tuple(self._order),
             counters=counters,
             prompt_logprobs=tuple(self._logprobs),
@@ -115,6 +119,9 @@ class _Run:
                 self._engine.add_request(str(index), prompt, parameters, lora_request=lora, priority=request.priority)
 
     def _prompt(self, request: PromptRequest) -> dict[str, Any]:
+        if request.images:
+            images = [image(seed) for seed in request.images]
+            return {"prompt_token_ids": list(request.prompt_token_ids), "multi_modal_data": {"image": images}}
         if request.embedding_seed is None:
             return {"prompt_token_ids": list(request.prompt_token_ids)}
         rows = torch.randn(
@@ -196,3 +203,10 @@ def _prompt_logprobs(output: Any) -> tuple[float, ...]:
     """The log probability of each prompt token after the first, which has none."""
     entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     return tuple(entry[token].logprob for token, entry in entries)
+
+
+def _encoder_limits(scheduler: Any) -> tuple[int, int]:
+    core = getattr(scheduler, "_core", None)
+    if core is not None:
+        return core.encoder_limits.step_embeds, core.encoder_limits.cache_embeds
+    return scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager.cache_size

@@ -36,6 +36,7 @@ class PromptRequest:
         priority: smaller goes first, under the priority policy.
         adapter: folder of a LoRA adapter.
         embedding_seed: when set, the prompt is sent as embeddings drawn from this seed, one for each token id.
+        images: seeds of its images, in the order of their placeholders.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -47,6 +48,7 @@ class PromptRequest:
     priority: int = 0
     adapter: Path | None = None
     embedding_seed: int | None = None
+    images: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Outcome:
         answers: by intervention, what the call returned.
         num_batches_in_flight: most steps that the engine queued.
         num_external_tokens: prompt tokens that a KV connector found.
+        encoder_limits: embeddings that a step may compute and that the encoder cache holds; (0, 0) for a text model.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -112,6 +115,7 @@ class Outcome:
     num_preemptions: int
     num_cached_tokens: int
     num_query_tokens: int
+    encoder_limits: tuple[int, int]
     scheduler_name: str
     finish_order: tuple[int, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

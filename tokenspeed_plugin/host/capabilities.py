@@ -212,6 +212,12 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability(_SPEC + "FullAttentionSpec", fields=("block_size",)),
     Capability(_SPEC + "SlidingWindowSpec", fields=("block_size", "sliding_window")),
     Capability("vllm.v1.core.kv_cache_utils:KVCacheBlockCopy"),
+    Capability("vllm.multimodal.encoder_budget:MultiModalBudget", parameters=("vllm_config", "mm_registry")),
+    Capability("vllm.multimodal.inputs:MultiModalFeatureSpec", fields=("data", "identifier", "mm_position")),
+    Capability(_OUTPUT + "ScheduledEncoderInputStats", fields=("num_inputs", "output_tokens")),
+    Capability(
+        "vllm.multimodal.inputs:PlaceholderRange", fields=("offset", "length"), attributes=("extract_embeds_range",)
+    ),
     Capability("vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask"),
     Capability("vllm.v1.utils:tensor_data", parameters=("tensor",)),
     Capability("vllm.v1.outputs:SamplingMaskLists.slice_request", parameters=("req_idx", "num_positions")),

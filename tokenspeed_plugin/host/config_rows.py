@@ -115,7 +115,6 @@ REFUSED: tuple[Refused, ...] = (
     # kinds of model
     Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
     Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
-    Refused("model_config.supports_multimodal_inputs", bool, "multimodal input", "add `--language-model-only`"),
     Refused("is_mm_encoder_only", bool, "an encoder-only instance", "leave out `--mm-encoder-only`"),
     Refused("model_config.is_hybrid", bool, "a model with state layers (Mamba, GDN, KDA)", "serve an attention model"),
     # features of requests

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVC
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.multimodal import MULTIMODAL_REGISTRY, MultiModalRegistry
+from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.outputs import RequestError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -162,6 +163,7 @@ __all__ = [
     "MambaSpec",
     "ModelMetrics",
     "ModelRunnerOutput",
+    "MultiModalBudget",
     "MultiModalRegistry",
     "NewRequestData",
     "PauseState",

@@ -114,6 +114,12 @@ py::dict Core::counters() const {
     values["coarsened_tokens"] = counters.num_coarsened_tokens;
     values["late_rows"] = counters.num_late_rows;
     values["unknown_steps"] = counters.num_unknown_steps;
+    const scheduler_fsm::EncoderCache& encoders = scheduler_.state().encoder_cache;
+    values["encoder_runs"] = encoders.counters().num_runs;
+    values["encoder_run_embeds"] = encoders.counters().num_run_embeds;
+    values["encoder_shared"] = encoders.counters().num_shared;
+    values["encoder_evictions"] = encoders.counters().num_evictions;
+    values["encoder_held_embeds"] = encoders.num_held_embeds();
     values["evictions"] = pool.num_evictions();
     values["usable_blocks"] = pool.num_usable();
     values["free_blocks"] = pool.num_free();

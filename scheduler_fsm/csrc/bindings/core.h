@@ -47,6 +47,7 @@ class Core {
     /// The requests whose KV it took.
     [[nodiscard]] py::list retract_all();
     [[nodiscard]] bool reset_prefix_cache() { return scheduler_.reset_prefix_cache(); }
+    void reset_encoder_cache() { scheduler_.reset_encoder_cache(); }
 
     /// list[(kind, group, block_tokens, key, parent key | None, token ids)] since the last call
     [[nodiscard]] py::list drain_kv_events();

@@ -60,6 +60,14 @@ void bind_config(py::module_& module) {
         .def_readwrite("record_events", &KvConfig::record_events)
         .def_readwrite("residency_sample_rate", &KvConfig::residency_sample_rate)
         .def_readwrite("groups", &KvConfig::groups);
+    py::class_<scheduler_fsm::EncoderLimits>(module, "EncoderLimits")
+        .def(py::init([](std::uint32_t step_embeds, std::uint32_t cache_embeds, bool split_inputs) {
+                 return scheduler_fsm::EncoderLimits{step_embeds, cache_embeds, split_inputs};
+             }),
+             py::kw_only(), py::arg("step_embeds"), py::arg("cache_embeds"), py::arg("split_inputs"))
+        .def_readonly("step_embeds", &scheduler_fsm::EncoderLimits::step_embeds)
+        .def_readonly("cache_embeds", &scheduler_fsm::EncoderLimits::cache_embeds)
+        .def_readonly("split_inputs", &scheduler_fsm::EncoderLimits::split_inputs);
     py::class_<SchedulerConfig>(module, "SchedulerConfig")
         .def(py::init<>())
         .def_readwrite("kv", &SchedulerConfig::kv)
@@ -82,7 +90,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("lookahead_tokens", &SchedulerConfig::lookahead_tokens)
         .def_readwrite("drafter_slots", &SchedulerConfig::drafter_slots)
         .def_readwrite("drop_last_match_block", &SchedulerConfig::drop_last_match_block)
-        .def_readwrite("max_adapters", &SchedulerConfig::max_adapters);
+        .def_readwrite("max_adapters", &SchedulerConfig::max_adapters)
+        .def_readwrite("encoder", &SchedulerConfig::encoder);
     py::class_<bindings::RunnerProtocol>(module, "RunnerProtocol")
         .def(py::init([](bool resumed_as_new, bool sends_history, bool sends_new_tokens, bool zeroes_blocks) {
                  return bindings::RunnerProtocol{resumed_as_new, sends_history, sends_new_tokens, zeroes_blocks};
@@ -106,7 +115,7 @@ void bind_requests(py::module_& module) {
         });
     module.def("prepare_prompt", &bindings::prepare_prompt, py::kw_only(), py::arg("tokens"), py::arg("key_tokens"),
                py::arg("salt") = "", py::arg("adapter") = "", py::arg("content_spans") = py::list(),
-               py::arg("lookahead_tokens") = 0);
+               py::arg("encoder_inputs") = py::list(), py::arg("lookahead_tokens") = 0);
     py::class_<StopRules>(module, "StopRules")
         .def(py::init([](std::optional<std::int32_t> eos, std::vector<std::int32_t> stops, std::uint32_t min_tokens,
                          std::uint32_t max_tokens, std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> repetition) {
@@ -164,6 +173,10 @@ void bind_plan(py::module_& module) {
         .def_readonly("has_sync_loads", &PlanColumns::has_sync_loads)
         .def_readonly("blocks_to_zero", &PlanColumns::blocks_to_zero)
         .def_readonly("block_copies", &PlanColumns::block_copies)
+        .def_readonly("encoder_inputs", &PlanColumns::encoder_inputs)
+        .def_readonly("evicted_encoder_outputs", &PlanColumns::evicted_encoder_outputs)
+        .def_readonly("consumed_inputs", &PlanColumns::consumed_inputs)
+        .def_readonly("num_run_embeds", &PlanColumns::num_run_embeds)
         .def_readonly("grammar_req_ids", &PlanColumns::grammar_req_ids)
         .def_readonly("waits_for_grammar_tokens", &PlanColumns::waits_for_grammar_tokens);
 }
@@ -188,6 +201,9 @@ void bind_core(py::module_& module) {
         .def("set_drafts", &Core::set_drafts)
         .def("retract_all", &Core::retract_all)
         .def("reset_prefix_cache", &Core::reset_prefix_cache)
+        .def("reset_encoder_cache", &Core::reset_encoder_cache)
+        .def_property_readonly("encoder_limits",
+                               [](const Core& core) { return core.scheduler().state().config.encoder; })
         .def("drain_kv_events", &Core::drain_kv_events)
         .def("drain_block_lives", &Core::drain_block_lives)
         .def("counters", &Core::counters)

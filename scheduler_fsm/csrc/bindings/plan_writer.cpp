@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler_fsm/csrc/bindings/plan_writer.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
@@ -28,6 +30,7 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     write_new(plan, columns);
     write_drafts(plan, columns);
     write_grammar_rows(plan, columns);
+    write_encoder_runs(plan, columns);
     columns.retracted = requests(plan.retracted);
     columns.ended = requests(plan.ended);
     columns.prefetching = requests(plan.prefetching);
@@ -110,6 +113,31 @@ void PlanWriter::write_drafts(const ExecutionPlan& plan, PlanColumns& columns) c
         set_item(columns.spec_tokens, views_.of(*row.request).req_id.ptr(), int_list(drafts).ptr());
         begin += row.num_drafts;
     }
+}
+
+void PlanWriter::write_encoder_runs(const ExecutionPlan& plan, PlanColumns& columns) const {
+    columns.encoder_inputs = py::none();
+    columns.evicted_encoder_outputs = py::none();
+    columns.consumed_inputs = py::none();
+    columns.num_run_embeds = plan.num_run_embeds;
+    // A worker that is not sent a resumed request again may need its data again.
+    if (!plan.consumed_inputs.empty() && protocol_.resumed_as_new) {
+        py::list consumed;
+        for (const auto& [request, number] : plan.consumed_inputs)
+            consumed.append(py::make_tuple(views_.of(*request).request, number));
+        columns.consumed_inputs = std::move(consumed);
+    }
+    if (!plan.evicted_encoder_outputs.empty()) columns.evicted_encoder_outputs = py::cast(plan.evicted_encoder_outputs);
+    if (plan.encoder_runs.empty()) return;
+    py::dict by_request;
+    const Request* last = nullptr;
+    py::list inputs;
+    for (const auto& [request, number] : plan.encoder_runs) {
+        if (request != last) by_request[views_.of(*request).req_id] = inputs = py::list();
+        last = request;
+        inputs.append(number);
+    }
+    columns.encoder_inputs = std::move(by_request);
 }
 
 void PlanWriter::write_grammar_rows(const ExecutionPlan& plan, PlanColumns& columns) const {

@@ -34,12 +34,16 @@ struct PlanColumns {
     py::object new_block_ids;
     py::object num_computed_tokens;
     py::object num_output_tokens;
-    py::object spec_tokens;      ///< dict[str, list[int]]
-    py::object retracted;        ///< list[Request]
-    py::object ended;            ///< list[Request]: the pool is full with them alone
-    py::object prefetching;      ///< list[Request]: their KV begins to load
-    py::object blocks_to_zero;   ///< list[int] | None
-    py::object block_copies;     ///< list[(int, int)] | None: source and target
+    py::object spec_tokens;              ///< dict[str, list[int]]
+    py::object retracted;                ///< list[Request]
+    py::object ended;                    ///< list[Request]: the pool is full with them alone
+    py::object prefetching;              ///< list[Request]: their KV begins to load
+    py::object blocks_to_zero;           ///< list[int] | None
+    py::object block_copies;             ///< list[(int, int)] | None: source and target
+    py::object encoder_inputs;           ///< dict[str, list[int]], None when nothing is encoded
+    py::object evicted_encoder_outputs;  ///< list[str], None when nothing goes
+    py::object consumed_inputs;          ///< list[(Request, number)], None when there is none
+    std::uint32_t num_run_embeds = 0;
     py::object grammar_req_ids;  ///< list[str]: rows that sample under a grammar
     std::uint32_t num_next_drafts = 0;
     bool drafts_are_unused = false;
@@ -62,6 +66,7 @@ class PlanWriter {
     void write_admitted(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_new(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_drafts(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
+    void write_encoder_runs(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_grammar_rows(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     [[nodiscard]] py::object requests(const std::vector<scheduler_fsm::Request*>& list) const;
     [[nodiscard]] py::object block_ids_from(const scheduler_fsm::Request& request, const std::uint32_t* first) const;

@@ -28,11 +28,18 @@ std::vector<kv_flat::TokenId> read_tokens(const py::handle& sequence, const char
 scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans,
-    std::uint32_t lookahead_tokens) {
+    const std::vector<EncoderInputTuple>& encoder_inputs, std::uint32_t lookahead_tokens) {
     scheduler_fsm::PreparedPrompt prompt;
     prompt.tokens = read_tokens(tokens, "the prompt");
     kv_flat::KeyContext context{std::move(salt), std::move(adapter), {}, lookahead_tokens};
     for (const auto& [begin, end, content_id] : content_spans) context.spans.push_back({begin, end, content_id});
+    for (const auto& [identifier, begin, end, embeds] : encoder_inputs) {
+        context.spans.push_back({begin, end, identifier});
+        scheduler_fsm::EncoderInputSpec& input = prompt.encoder_inputs.emplace_back();
+        input.identifier = identifier;
+        input.place = {begin, end};
+        for (const auto& [first, last] : embeds) input.embeds.push_back({first, last});
+    }
     if (key_tokens > 0) {
         const py::gil_scoped_release unlocked;
         prompt.chain = kv_flat::KeyChain(key_tokens, std::move(context));

@@ -55,6 +55,9 @@ TEST_CASE("extra keys of different kinds, and of shifted lengths, never collide"
         {"", "", {{0, 8, "a"}, {8, 16, "b"}}},
         {"", "", {{0, 8, "ab"}}},
         {"", "", {{0, 8, "a"}, {8, 16, ""}}},
+        {"", "", {{0, 9, "a"}}},
+        {"", "", {{0, 8, "a"}, {8, 16, "a"}}},
+        {"", "", {{0, 16, "a"}}},
     };
     std::vector<Digest> keys;
     for (const KeyContext& context : contexts) keys.push_back(chain_of(16, context, tokens).keys().front());
@@ -98,4 +101,26 @@ TEST_CASE("content inside a block changes the keys from that block on") {
     const KeyChain image = chain_of(16, {"", "", {{20, 30, "picture"}}}, tokens);
     CHECK(plain.keys()[0] == image.keys()[0]);
     for (std::size_t i = 1; i < 4; ++i) CHECK(plain.keys()[i] != image.keys()[i]);
+}
+
+TEST_CASE("the order in which spans are given does not matter, nor do spans of other blocks") {
+    const auto tokens = counting(64);
+    const std::vector<ContentSpan> spans = {{2, 6, "a"}, {8, 40, "b"}, {12, 14, "c"}, {50, 60, "d"}};
+    const KeyChain whole = chain_of(16, {"", "", spans}, tokens);
+    const KeyChain reversed = chain_of(16, {"", "", {spans.rbegin(), spans.rend()}}, tokens);
+    CHECK(std::ranges::equal(whole.keys(), reversed.keys()));
+    const KeyChain without_last = chain_of(16, {"", "", {spans.begin(), spans.end() - 1}}, tokens);
+    CHECK(std::ranges::equal(whole.keys().first(3), without_last.keys().first(3)));
+    CHECK(whole.keys()[3] != without_last.keys()[3]);
+    const KeyChain without_middle = chain_of(16, {"", "", {spans[0], spans[2], spans[3]}}, tokens);
+    CHECK(whole.keys()[0] != without_middle.keys()[0]);
+}
+
+TEST_CASE("a chain that was cut and grown again sees its spans anew") {
+    const auto tokens = counting(64);
+    KeyChain chain = chain_of(16, {"", "", {{2, 6, "a"}, {40, 44, "b"}}}, tokens);
+    const std::vector<Digest> before(chain.keys().begin(), chain.keys().end());
+    chain.truncate(0);
+    chain.extend(tokens);
+    CHECK(std::ranges::equal(chain.keys(), before));
 }

@@ -21,6 +21,7 @@ struct Shape {
     bool async_scheduling = false;
     std::uint32_t num_drafts = 0;
     bool prefix_caching = true;
+    EncoderLimits encoder = {};
 };
 
 inline SchedulerConfig config_of(const Shape& shape) {
@@ -36,6 +37,7 @@ inline SchedulerConfig config_of(const Shape& shape) {
     config.max_model_tokens = 1000;
     config.async_scheduling = shape.async_scheduling;
     config.num_draft_tokens = shape.num_drafts;
+    config.encoder = shape.encoder;
     return config;
 }
 
@@ -60,8 +62,11 @@ class Bench {
 
     RequestHandle add(const std::string& label, std::uint32_t num_prompt, std::uint32_t max_tokens,
                       std::int32_t priority = 0) {
-        auto outcome =
-            scheduler.submit(spec_of(label, num_prompt, max_tokens, next_content_++, shape_.block_tokens, priority));
+        return add(spec_of(label, num_prompt, max_tokens, next_content_++, shape_.block_tokens, priority));
+    }
+    RequestHandle add(RequestSpec spec) {
+        const std::string label = spec.label;
+        auto outcome = scheduler.submit(std::move(spec));
         const auto handle = std::get<RequestHandle>(outcome);
         handles_[label] = handle;
         return handle;
@@ -71,6 +76,7 @@ class Bench {
         std::map<std::string, std::uint32_t> rows;
         const ExecutionPlan& plan = scheduler.plan();
         for (const PlanRow& row : plan.rows) rows[row.request->label] = row.num_tokens;
+        plan_ = &plan;
         step_ = plan.step;
         samples_.clear();
         for (const PlanRow& row : plan.rows) samples_.push_back(row.samples);
@@ -95,6 +101,8 @@ class Bench {
         scheduler.check_integrity();
         return finished;
     }
+    /// The last plan, until the next call into the scheduler.
+    [[nodiscard]] const ExecutionPlan& last() const { return *plan_; }
     [[nodiscard]] RequestHandle handle(const std::string& label) const { return handles_.at(label); }
     [[nodiscard]] std::string state(const std::string& label) const {
         const Request* request = scheduler.find(handle(label));
@@ -106,6 +114,7 @@ class Bench {
     TokenId next_content_ = 1;
     std::map<std::string, RequestHandle> handles_;
     std::uint64_t step_ = 0;
+    const ExecutionPlan* plan_ = nullptr;
     std::vector<bool> samples_;
 
   public:
