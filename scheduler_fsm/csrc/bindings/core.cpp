@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
@@ -38,6 +39,8 @@ py::object Core::feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool
 }
 
 PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    scheduler_.kv().pool().set_time(std::chrono::duration<double>(now).count());
     return writer_.write(scheduler_.plan({pause, throttle_prefills}));
 }
 
@@ -114,6 +117,7 @@ py::dict Core::counters() const {
     values["coarsened_tokens"] = counters.num_coarsened_tokens;
     values["late_rows"] = counters.num_late_rows;
     values["unknown_steps"] = counters.num_unknown_steps;
+    values["evicted_hit_tokens"] = counters.num_evicted_hit_tokens;
     values["evictions"] = pool.num_evictions();
     values["usable_blocks"] = pool.num_usable();
     values["free_blocks"] = pool.num_free();
