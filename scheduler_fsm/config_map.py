@@ -8,6 +8,8 @@ from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
 from tokenspeed_plugin.kv_flat.groups import groups_from, match_unit_tokens
 from tokenspeed_plugin.scheduler_fsm import _core
 from tokenspeed_plugin.scheduler_fsm.encoder_inputs import encoder_limits
+from tokenspeed_plugin.scheduler_fsm.eviction import eviction_spec
+from tokenspeed_plugin.settings import resolve_in_process
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVCacheConfig, MultiModalRegistry, VllmConfig
@@ -85,6 +87,7 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
     config.in_flight_tokens = vllm_config.max_in_flight_tokens
     config.prefix_caching = bool(vllm_config.cache_config.enable_prefix_caching)
     config.record_events = events is not None and events.enable_kv_cache_events
+    config.eviction = eviction_spec(resolve_in_process(vllm_config.additional_config).values.kv_eviction)
     observability = vllm_config.observability_config
     if observability.kv_cache_metrics:
         config.residency_sample_rate = observability.kv_cache_metrics_sample

@@ -9,6 +9,7 @@ from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import RequestStatus
 from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
 from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
+from tokenspeed_plugin.scheduler_fsm.session_hints import session_hints
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVConnectorOutput, Request
@@ -114,6 +115,7 @@ class RequestDesk:
             ready=not has_grammar,
             is_plain=request_import.is_plain(request) and not self._rows_carry_masks,
             has_grammar=has_grammar,
+            hints=session_hints(request),
             is_session=request.resumable,
         )
 

@@ -213,6 +213,7 @@ class Harness:
         lora_id: int = 0,
         resumable: bool = False,
         images: Sequence[Any] = (),
+        session_id: str | None = None,
         **sampling: Any,
     ) -> Request:
         """A text generation request as EngineCore hands it to `add_request`."""
@@ -238,6 +239,7 @@ class Harness:
             lora_request=lora,
             block_hasher=self.block_hasher,
             resumable=resumable,
+            session_id=session_id,
         )
 
     def make_pooling_request(self, request_id: str, prompt: Sequence[int]) -> Request:

@@ -66,6 +66,11 @@ class Settings(BaseModel):
         description="KV cache manager under vLLM's own scheduler.",
         json_schema_extra={"allowed": "{vllm,flat}"},
     )
+    kv_eviction: Annotated[str, _text(_NAME)] = Field(
+        "session",
+        description="Which cached KV blocks of the flat KV manager are given up first.",
+        json_schema_extra={"allowed": "{session,lru,name of a hook tokenspeed_eviction_policies}"},
+    )
     kv_store: Literal["none", "host", "mooncake"] = Field(
         "none",
         description="Tier behind GPU memory for retraction and prefix reuse.",

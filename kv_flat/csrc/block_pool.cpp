@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -23,22 +24,24 @@ BlockRef::~BlockRef() {
     if (pool_ != nullptr) pool_->release(block_);
 }
 
-BlockPool::BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units)
-    : blocks_(num_blocks),
+BlockPool::BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units,
+                     const EvictionSpec& eviction)
+    : owners_(num_blocks),
+      links_(num_blocks),
+      policy_(make_eviction_policy(eviction, links_)),
       most_units_(most_units),
       unit_shift_(static_cast<std::uint32_t>(std::bit_width(most_units - 1))),
       index_(num_blocks << unit_shift_),
       num_keys_(num_blocks),
+      evicted_keys_(num_blocks << unit_shift_),
       events_(record_events),
       num_usable_(num_blocks - 1) {
     if (num_blocks < 2) {
         throw std::invalid_argument("num_blocks is " + std::to_string(num_blocks) +
                                     "; a pool needs at least 2 (the null block and one for use)");
     }
-    for (BlockId block = 1; block < num_blocks; ++block) {
-        link_before(block, kNullBlock);
-        ++num_free_;
-    }
+    for (BlockId block = 1; block < num_blocks; ++block) blank_.push_back(links_, block);
+    num_free_ = num_usable_;
 }
 
 BlockPool::~BlockPool() {
@@ -48,21 +51,28 @@ BlockPool::~BlockPool() {
 }
 
 BlockRef BlockPool::take() {
-    const BlockId block = blocks_[kNullBlock].next;
-    unlink(block);
+    if (blank_.empty()) evict(policy_->pop());
+    const BlockId block = blank_.front();
+    blank_.erase(links_, block);
     --num_free_;
-    if (has_key(block)) {
-        ++num_evictions_;
-        forget(block);
-    }
     if (residency_) residency_->note_taken(block);
-    blocks_[block].owners = 1;
+    owners_[block] = 1;
     return {*this, block};
 }
 
+void BlockPool::evict(const Victim& victim) noexcept {
+    ++num_evictions_[static_cast<std::size_t>(victim.kind)];
+    for (std::uint32_t unit = 0; unit < most_units_; ++unit) {
+        const std::uint32_t keyed = entry(victim.block, unit);
+        if (index_.has_key(keyed)) evicted_keys_.add(index_.key(keyed), index_.group(keyed));
+    }
+    forget(victim.block);
+    blank_.push_front(links_, victim.block);
+}
+
 BlockRef BlockPool::share(BlockId block) {
-    if (blocks_[block].owners++ == 0) {
-        unlink(block);
+    if (owners_[block]++ == 0) {
+        policy_->adopt(block);
         --num_free_;
     }
     if (residency_) residency_->note_hit(block);
@@ -70,9 +80,26 @@ BlockRef BlockPool::share(BlockId block) {
 }
 
 bool BlockPool::publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit) noexcept {
-    if (index_.has_key(entry(block, unit)) || !index_.insert(key, group, entry(block, unit))) return false;
+    if (index_.has_key(entry(block, unit))) return false;
+    if (const BlockId other = find(key, group); other != kNullBlock && !takes_over(other)) return false;
+    if (!index_.insert(key, group, entry(block, unit))) return false;
     ++num_keys_[block];
     return true;
+}
+
+bool BlockPool::takes_over(BlockId other) noexcept {
+    // Of several logical blocks in one, only some may be elsewhere.
+    if (owners_[other] > 0 || most_units_ > 1) return false;
+    // The owned block stays longer: it takes the key over, and the other one is blank.
+    index_.erase(other);
+    --num_keys_[other];
+    make_blank(other);
+    return true;
+}
+
+void BlockPool::make_blank(BlockId block) noexcept {
+    policy_->remove(block);
+    blank_.push_front(links_, block);
 }
 
 bool BlockPool::has_key_from(BlockId block, std::uint32_t unit) const noexcept {
@@ -83,7 +110,9 @@ bool BlockPool::has_key_from(BlockId block, std::uint32_t unit) const noexcept {
 }
 
 void BlockPool::unpublish(BlockId block) noexcept {
-    if (has_key(block)) forget(block);
+    if (!has_key(block)) return;
+    forget(block);
+    if (owners_[block] == 0) make_blank(block);
 }
 
 bool BlockPool::clear_cache() {
@@ -93,16 +122,21 @@ bool BlockPool::clear_cache() {
 }
 
 void BlockPool::forget_keys() noexcept {
+    for (const BlockId block : policy_->order()) make_blank(block);
     index_.clear();
     std::ranges::fill(num_keys_, std::uint16_t{0});
+    evicted_keys_.clear();
     events_.record({});
     if (residency_) residency_->forget_all();
 }
 
 void BlockPool::release(BlockId block) noexcept {
-    if (--blocks_[block].owners > 0) return;
-    // A blank block is used up before anything cached is evicted.
-    link_before(block, has_key(block) ? kNullBlock : blocks_[kNullBlock].next);
+    if (--owners_[block] > 0) return;
+    if (has_key(block)) {
+        policy_->add(block);
+    } else {
+        blank_.push_front(links_, block);
+    }
     ++num_free_;
     ++num_releases_;
 }
@@ -124,48 +158,49 @@ void BlockPool::forget(BlockId block) noexcept {
     }
 }
 
-void BlockPool::unlink(BlockId block) noexcept {
-    const Block& entry = blocks_[block];
-    blocks_[entry.previous].next = entry.next;
-    blocks_[entry.next].previous = entry.previous;
+std::uint64_t BlockPool::num_evictions() const noexcept {
+    return std::accumulate(num_evictions_.begin(), num_evictions_.end(), std::uint64_t{0});
 }
 
-void BlockPool::link_before(BlockId block, BlockId successor) noexcept {
-    const BlockId predecessor = blocks_[successor].previous;
-    blocks_[block].previous = predecessor;
-    blocks_[block].next = successor;
-    blocks_[predecessor].next = block;
-    blocks_[successor].previous = block;
+double BlockPool::bytes_per_block() const noexcept {
+    const double bytes_per_key = index_.bytes_per_block() + evicted_keys_.bytes_per_block();
+    return sizeof(owners_[0]) + sizeof(links_[0]) + sizeof(num_keys_[0]) + policy_->bytes_per_block() +
+           bytes_per_key * static_cast<double>(std::uint64_t{1} << unit_shift_);
 }
 
 std::vector<BlockId> BlockPool::free_order() const {
     std::vector<BlockId> order;
-    order.reserve(num_free_);
-    for (BlockId block = blocks_[kNullBlock].next; block != kNullBlock; block = blocks_[block].next)
-        order.push_back(block);
+    blank_.append_to(order, links_, links_.size());
+    const std::vector<BlockId> cached = policy_->order();
+    order.insert(order.end(), cached.begin(), cached.end());
     return order;
 }
 
 void BlockPool::check_integrity(const std::vector<std::uint32_t>& owners) const {
     const auto fail = [](const std::string& what) { throw std::logic_error("block pool: " + what); };
-    std::vector<bool> queued(blocks_.size());
-    std::uint32_t num_queued = 0;
-    for (BlockId block = blocks_[kNullBlock].next; block != kNullBlock; block = blocks_[block].next) {
-        if (queued[block]) fail("block " + std::to_string(block) + " stands twice in the free queue");
-        queued[block] = true;
-        if (++num_queued > num_usable_) fail("the free queue is longer than the pool");
+    std::vector<bool> queued(owners_.size());
+    const std::vector<BlockId> order = free_order();
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        if (queued[order[i]]) fail("block " + std::to_string(order[i]) + " stands twice among the free blocks");
+        queued[order[i]] = true;
+        if (has_key(order[i]) != (i >= blank_.size()))
+            fail("block " + std::to_string(order[i]) + " stands among the blank blocks and has a key, or the reverse");
     }
-    if (num_queued != num_free_) {
-        fail("free queue holds " + std::to_string(num_queued) + " blocks, count says " + std::to_string(num_free_));
+    if (order.size() != num_free_) {
+        fail("free blocks are " + std::to_string(order.size()) + ", count says " + std::to_string(num_free_));
     }
+    check_owners(owners, queued);
+}
+
+void BlockPool::check_owners(const std::vector<std::uint32_t>& owners, const std::vector<bool>& queued) const {
+    const auto fail = [](const std::string& what) { throw std::logic_error("block pool: " + what); };
     std::uint32_t num_keyed = 0;
-    for (BlockId block = 1; block < blocks_.size(); ++block) {
-        const std::uint32_t counted = blocks_[block].owners;
-        if (counted != owners[block]) {
-            fail("block " + std::to_string(block) + " counts " + std::to_string(counted) + " owners, has " +
+    for (BlockId block = 1; block < owners_.size(); ++block) {
+        if (owners_[block] != owners[block]) {
+            fail("block " + std::to_string(block) + " counts " + std::to_string(owners_[block]) + " owners, has " +
                  std::to_string(owners[block]));
         }
-        if ((counted == 0) != queued[block])
+        if ((owners_[block] == 0) != queued[block])
             fail("block " + std::to_string(block) + " is both free and in use, or neither");
         std::uint32_t num_keys = 0;
         for (std::uint32_t unit = 0; unit < most_units_; ++unit) {

@@ -6,7 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "kv_flat/csrc/block_list.h"
 #include "kv_flat/csrc/block_residency.h"
+#include "kv_flat/csrc/evicted_keys.h"
+#include "kv_flat/csrc/eviction_policy.h"
 #include "kv_flat/csrc/kv_events.h"
 #include "kv_flat/csrc/prefix_index.h"
 
@@ -43,13 +46,13 @@ class [[nodiscard]] BlockRef {
 /// All blocks of KV memory, and what each holds.
 ///
 /// A block is in use (it has owners), cached (no owner, but a key: it can be hit or evicted) or blank (neither).
-/// Cached and blank blocks stand in one queue; `take` serves from its front. Blank ones stand in front of cached ones,
-/// and among the cached ones the least recently released comes first.
+/// `take` serves blank blocks first, then cached ones in the order of the eviction policy.
 class BlockPool {
   public:
     /// @param num_blocks all blocks, the null block included; at least 2
     /// @param most_units logical blocks in a block, at most: each has a key of its own
-    BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units = 1);
+    BlockPool(std::uint32_t num_blocks, bool record_events, std::uint32_t most_units = 1,
+              const EvictionSpec& eviction = {});
     BlockPool(const BlockPool&) = delete;
     BlockPool& operator=(const BlockPool&) = delete;
     ~BlockPool();
@@ -68,13 +71,38 @@ class BlockPool {
     /// Becomes one more owner of a block that is in use or cached.
     BlockRef share(BlockId block);
 
+    /// What was shared since the last call went to one sequence of this session (0: not known).
+    void settle(std::uint64_t session) noexcept { policy_->settle(session); }
+
+    /// Until it ends, every block that is released comes from one sequence.
+    class [[nodiscard]] Run {
+      public:
+        Run(const Run&) = delete;
+        Run& operator=(const Run&) = delete;
+        ~Run() { policy_.close_run(); }
+
+      private:
+        friend class BlockPool;
+        Run(EvictionPolicy& policy, const Departure& departure) : policy_(policy) { policy_.open_run(departure); }
+        EvictionPolicy& policy_;
+    };
+    Run open_run(const Departure& departure) { return {*policy_, departure}; }
+
+    /// Tells the eviction policy the time, in seconds from any start.
+    void set_time(double now_s) noexcept { policy_->set_time(now_s); }
+
     /// The block that holds `key` in `group`, or kNullBlock.
     [[nodiscard]] BlockId find(const Digest& key, GroupId group) const noexcept {
         return index_.find(key, group) >> unit_shift_;
     }
 
+    /// Whether the key was cached and, as far as is remembered, evicted.
+    [[nodiscard]] bool was_evicted(const Digest& key, GroupId group) const noexcept {
+        return evicted_keys_.contains(key, group);
+    }
+
     /// Makes logical block `unit` of a block hittable. False when it has a key already or another one holds the same
-    /// content.
+    /// content; a cached block that holds it alone gives its key up.
     bool publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit = 0) noexcept;
 
     /// Whether logical block `unit` of `block`, or one behind it, can be hit.
@@ -85,7 +113,7 @@ class BlockPool {
 
     [[nodiscard]] bool is_published(BlockId block) const noexcept { return has_key(block); }
 
-    [[nodiscard]] std::uint32_t num_owners(BlockId block) const noexcept { return blocks_[block].owners; }
+    [[nodiscard]] std::uint32_t num_owners(BlockId block) const noexcept { return owners_[block]; }
 
     /// Forgets all cached content. False, and no change, while a block is in use.
     bool clear_cache();
@@ -101,7 +129,14 @@ class BlockPool {
     }
 
     [[nodiscard]] KvEventLog& events() noexcept { return events_; }
-    [[nodiscard]] std::uint64_t num_evictions() const noexcept { return num_evictions_; }
+    [[nodiscard]] std::uint64_t num_evictions() const noexcept;
+    [[nodiscard]] const CountsByKind& num_evictions_by_kind() const noexcept { return num_evictions_; }
+    /// Cached blocks by the kind that they would count as if they were evicted now. O(sequences that left blocks).
+    [[nodiscard]] CountsByKind num_idle_blocks() const { return policy_->num_blocks(); }
+    [[nodiscard]] std::uint32_t num_blank() const noexcept { return blank_.size(); }
+
+    /// Bytes of bookkeeping per block of the pool.
+    [[nodiscard]] double bytes_per_block() const noexcept;
 
     /// Grows whenever a block becomes free: a cheap "has anything changed since I failed?".
     [[nodiscard]] std::uint64_t num_releases() const noexcept { return num_releases_; }
@@ -116,31 +151,32 @@ class BlockPool {
     friend class BlockRef;
     friend class BlockTable;
 
-    struct Block {
-        std::uint32_t owners = 0;
-        BlockId previous = kNullBlock;  // neighbours in the free queue; the null block is its head
-        BlockId next = kNullBlock;
-    };
-
     void release(BlockId block) noexcept;
-    void unlink(BlockId block) noexcept;
-    void link_before(BlockId block, BlockId successor) noexcept;
     void forget(BlockId block) noexcept;
     [[nodiscard]] bool has_key(BlockId block) const noexcept { return num_keys_[block] > 0; }
     [[nodiscard]] std::uint32_t entry(BlockId block, std::uint32_t unit) const noexcept {
         return (block << unit_shift_) | unit;
     }
 
-    std::vector<Block> blocks_;
+    void make_blank(BlockId block) noexcept;
+    [[nodiscard]] bool takes_over(BlockId other) noexcept;
+    void evict(const Victim& victim) noexcept;
+    void check_owners(const std::vector<std::uint32_t>& owners, const std::vector<bool>& queued) const;
+
+    std::vector<std::uint32_t> owners_;  // by block
+    BlockLinks links_;                   // by block: of the blank list, or of the policy's lists
+    BlockList blank_;
+    std::unique_ptr<EvictionPolicy> policy_;
     std::uint32_t most_units_;
     std::uint32_t unit_shift_;
     PrefixIndex index_;  // over logical blocks, numbered by `entry`
     std::vector<std::uint16_t> num_keys_;
+    EvictedKeys evicted_keys_;
     KvEventLog events_;
     std::unique_ptr<BlockResidency> residency_;  // null: nobody asked
     std::uint32_t num_usable_;
     std::uint32_t num_free_ = 0;
-    std::uint64_t num_evictions_ = 0;
+    CountsByKind num_evictions_{};
     std::uint64_t num_releases_ = 0;
 };
 

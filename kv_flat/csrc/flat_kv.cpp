@@ -37,7 +37,7 @@ std::uint32_t most_units(const KvConfig& config) noexcept {
 
 FlatKv::FlatKv(KvConfig config)
     : config_(checked(std::move(config))),
-      pool_(config_.num_blocks, config_.record_events, most_units(config_)),
+      pool_(config_.num_blocks, config_.record_events, most_units(config_), config_.eviction),
       clock_(config_.num_blocks, most_units(config_)),
       matcher_(pool_, clock_, config_.groups, config_.key_tokens) {
     if (config_.prefix_caching && config_.residency_sample_rate > 0.0)
@@ -115,9 +115,10 @@ void FlatKv::own_match(KvSequence& sequence, const Match& match) {
     }
 }
 
-KvSequence FlatKv::open(const Match& match) {
+KvSequence FlatKv::open(const Match& match, std::uint64_t session) {
     KvSequence sequence;
     own_match(sequence, match);
+    pool_.settle(session);
     // Only now, with every block of the match owned, may others be taken: taking evicts.
     for (BlockCopy& copy : sequence.copies_) {
         BlockRef target = pool_.take();
@@ -131,6 +132,20 @@ KvSequence FlatKv::open(const Match& match) {
         column.num_published = match.num_tokens / config_.key_tokens;
     }
     return sequence;
+}
+
+std::uint32_t FlatKv::num_evicted_tokens(std::span<const Digest> keys, const Match& match) const noexcept {
+    // One group stands for all. A group of full attention knows every block of the prefix.
+    GroupId group = 0;
+    while (group < config_.groups.size() && config_.groups[group].retention != Retention::kFull) ++group;
+    if (group == config_.groups.size()) return 0;
+    std::uint32_t num_keys = 0;
+    for (std::size_t index = match.num_tokens / config_.key_tokens; index < keys.size(); ++index) {
+        const bool is_there = pool_.find(keys[index], group) != kNullBlock;
+        if (!is_there && !pool_.was_evicted(keys[index], group)) break;
+        num_keys += !is_there;
+    }
+    return num_keys * config_.key_tokens;
 }
 
 std::uint32_t FlatKv::fitting_tokens(const KvSequence& sequence, std::uint32_t num_tokens,

@@ -20,7 +20,8 @@ struct KvConfig {
     bool prefix_caching = true;
     bool record_events = false;
     double residency_sample_rate = 0.0;  ///< share of blocks whose lives are followed; 0: off
-    std::vector<GroupSpec> groups;       ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
+    EvictionSpec eviction;
+    std::vector<GroupSpec> groups;  ///< none: a model that keeps no KV (encoders), whose sequences hold no blocks
 };
 
 /// The flat KV manager: one pool under any number of groups. Knows sequences of tokens, not requests.
@@ -69,7 +70,15 @@ class FlatKv {
     /// Adopts a match that was probed since the pool last changed. Where it ends inside a block, the sequence writes on
     /// in that block if nobody would notice, and in a copy of it otherwise.
     /// @pre blocks_to_open(match, match.num_tokens) <= pool().num_free()
-    [[nodiscard]] KvSequence open(const Match& match);
+    /// @param session the client's session, as a number; 0: not known
+    [[nodiscard]] KvSequence open(const Match& match, std::uint64_t session = 0);
+
+    /// A sequence gives its blocks back while the result lives; what is known of it tells the eviction policy what they
+    /// are worth.
+    [[nodiscard]] BlockPool::Run depart(const Departure& departure) { return pool_.open_run(departure); }
+
+    /// Tokens right behind a match that were cached once and then evicted: what a larger pool would have hit too.
+    [[nodiscard]] std::uint32_t num_evicted_tokens(std::span<const Digest> keys, const Match& match) const noexcept;
 
     /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
     [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens);

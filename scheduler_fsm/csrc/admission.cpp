@@ -200,14 +200,14 @@ ExternalKv::Offer Admission::ask_store(const Request& request, const kv_flat::Ma
 
 void Admission::start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer) {
     EngineState& engine = step_.engine;
-    count_cache_use(request, match.num_tokens);
+    count_cache_use(request, match);
     const std::uint32_t end = match.num_tokens + offer.num_tokens;
     request.num_computed_tokens = std::min(end, request.num_known_tokens() - 1);
     request.num_cached_tokens = match.num_tokens;
     request.load = {};
     request.load.begin_tokens = match.num_tokens;
     request.load.end_tokens = request.load.valid_tokens = end;
-    kv_flat::KvSequence sequence = engine.kv.open(match);
+    kv_flat::KvSequence sequence = engine.kv.open(match, request.hints.session);
     if (offer.num_tokens > 0) engine.kv.extend_loaded(sequence, end, request.num_computed_tokens);
     if (offer.is_async && offer.num_tokens > 0) {
         Transfers(engine).prefetch(request, std::move(sequence));
@@ -249,17 +249,18 @@ void Admission::start_loaded() {
     }
 }
 
-void Admission::count_cache_use(const Request& request, std::uint32_t num_hit_tokens) {
+void Admission::count_cache_use(const Request& request, const kv_flat::Match& match) {
     if (!request.may_read_cache || !step_.engine.kv.config().prefix_caching) return;
     Counters& counters = step_.engine.counters;
+    counters.num_evicted_hit_tokens += step_.engine.kv.num_evicted_tokens(request.chain.keys(), match);
     if (request.num_retractions > 0) {
         ++counters.num_readmissions;
         counters.num_readmission_queried_tokens += request.num_known_tokens();
-        counters.num_readmission_hit_tokens += num_hit_tokens;
+        counters.num_readmission_hit_tokens += match.num_tokens;
     } else {
         ++counters.num_cache_requests;
         counters.num_cache_queried_tokens += request.num_known_tokens();
-        counters.num_cache_hit_tokens += num_hit_tokens;
+        counters.num_cache_hit_tokens += match.num_tokens;
     }
 }
 

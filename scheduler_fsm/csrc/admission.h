@@ -49,7 +49,7 @@ class Admission {
     [[nodiscard]] ExternalKv::Offer ask_store(const Request& request, const kv_flat::Match& match, bool fits) const;
     void start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer);
     [[nodiscard]] bool make_slot(const Request& request);
-    void count_cache_use(const Request& request, std::uint32_t num_hit_tokens);
+    void count_cache_use(const Request& request, const kv_flat::Match& match);
 
     StepBuilder& step_;
     ExecutionPlan& plan_;

@@ -126,6 +126,8 @@ void EngineState::reset_encoder_cache() {
 void EngineState::retract(Request& request) {
     dequeue(request);
     if (request.encoder) drop_encoder_outputs(request);
+    // Nothing is said about when it is back: as soon as there is room.
+    const auto leaving = kv.depart({});
     give_blocks_up(request);
     if (transfers.needs_delivery && request.num_in_flight_tokens > 0)
         request.void_until_step = request.last_planned_step;
@@ -154,6 +156,7 @@ void EngineState::finish(Request& request, FinishReason why) {
         Transfers(*this).drain(request, why);
         return;
     }
+    const auto leaving = kv.depart(departure_of(request));
     request.state = std::visit(
         [why](auto&& state) -> Finished {
             using State = std::remove_cvref_t<decltype(state)>;

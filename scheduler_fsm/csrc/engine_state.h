@@ -23,7 +23,8 @@ struct Counters {
     std::uint64_t num_readmissions = 0;  ///< the same three for requests that come back after a retraction
     std::uint64_t num_readmission_queried_tokens = 0;
     std::uint64_t num_readmission_hit_tokens = 0;
-    std::uint64_t num_cache_lookups = 0;  ///< prefix lookups, admitted or not
+    std::uint64_t num_evicted_hit_tokens = 0;  ///< computed again at an admission because they had been evicted
+    std::uint64_t num_cache_lookups = 0;       ///< prefix lookups, admitted or not
     std::uint64_t num_retractions = 0;
     std::uint64_t num_block_copies = 0;      ///< blocks copied because a match ended inside them
     std::uint64_t num_coarsened_tokens = 0;  ///< cached, but computed again: there was no block for a copy
@@ -90,6 +91,10 @@ struct EngineState {
     void start_turn(Request& request, TurnInput input, OrderKey order);
     void retract(Request& request);
     void finish(Request& request, FinishReason why);
+    /// What the eviction policy is told when the request's blocks are given back for good.
+    [[nodiscard]] static kv_flat::Departure departure_of(const Request& request) noexcept {
+        return {request.num_prompt_tokens, request.num_output_tokens(), request.hints};
+    }
 
     /// Moves the copies that a sequence waits for into a step.
     void plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan);

@@ -11,6 +11,7 @@ Request::Request(RequestSpec spec, RequestHandle handle_, OrderKey order_)
       adapter(spec.adapter),
       may_read_cache(spec.may_read_cache),
       is_session(spec.is_session),
+      hints(spec.hints),
       tokens(std::move(spec.prompt.tokens)),
       chain(std::move(spec.prompt.chain)),
       num_prompt_tokens(static_cast<std::uint32_t>(tokens.size())),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kv_flat/csrc/block_key.h"
+#include "kv_flat/csrc/eviction_policy.h"
 #include "scheduler_fsm/csrc/encoder_input.h"
 #include "scheduler_fsm/csrc/request_state.h"
 #include "scheduler_fsm/csrc/stop_rules.h"
@@ -40,7 +41,8 @@ struct RequestSpec {
     std::int32_t adapter = 0;    ///< LoRA adapter number; 0 is none
     bool may_read_cache = true;  ///< false when every prompt position must be computed (prompt logprobs)
     bool ready = true;           ///< false until Scheduler::open_gate (grammar still compiling)
-    bool is_session = false;     ///< goes on with new input after each stop, until it is finished from outside
+    kv_flat::SessionHints hints;
+    bool is_session = false;  ///< goes on with new input after each stop, until it is finished from outside
 };
 
 /// The next chunk of a session's input.
@@ -98,6 +100,7 @@ class Request {
     const std::int32_t adapter;
     const bool may_read_cache;
     const bool is_session;
+    const kv_flat::SessionHints hints;
 
     RequestState state;
     std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output

@@ -160,6 +160,7 @@ void Transfers::settle(Request& request) {
     auto& draining = std::get<Draining>(request.state);
     if (draining.awaits_verdict || draining.awaits_send || draining.awaits_load) return;
     if (request.num_in_flight_tokens > 0) return;
+    const auto leaving = engine_.kv.depart(EngineState::departure_of(request));
     request.state = scheduler_fsm::settle(std::move(draining));
     --engine_.transfers.num_draining;
     engine_.requests.erase(request.handle);

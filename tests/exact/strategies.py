@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 from scheduler_knobs import Group, Knobs
@@ -47,6 +48,23 @@ def shapes(draw: st.DrawFn, max_depth: int) -> Knobs:
 
 
 @st.composite
+def session_hints(draw: st.DrawFn, session: int) -> dict[str, Any]:
+    """What a client may say about its session; none of it may change an answer."""
+    extra: dict[str, Any] = {"session_id": f"session{session}"} if draw(st.booleans()) else {}
+    advice = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "kv_session_ends": st.integers(0, 1),
+                "kv_return_in_s": st.sampled_from([0, 0.01, 30]),
+                "kv_pin_s": st.sampled_from([0, 0.01, 30]),
+            },
+        )
+    )
+    return extra | ({"extra_args": advice} if advice else {})
+
+
+@st.composite
 def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
     """One session: each turn re-sends the history."""
     prompt = words(draw(st.integers(0, 2)), draw(st.integers(0, 20)))
@@ -68,6 +86,7 @@ def turns(draw: st.DrawFn, session: int, knobs: Knobs) -> list[Arrival]:
             after=arrivals[-1].request_id if arrivals else None,
             abort_tick=draw(st.none() | st.none() | st.integers(0, 20)),
             abort_phase=draw(st.sampled_from([BEFORE_SCHEDULE, BEFORE_UPDATE])),
+            extra=draw(session_hints(session)),
         )
         tokens = arrival.answer(knobs.max_model_len).tokens
         stop = draw(st.none() | st.integers(0, len(tokens) - 1))

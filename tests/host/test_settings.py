@@ -24,6 +24,7 @@ from tokenspeed_plugin.settings import (
 VALUES = {
     "scheduler": ("tokenspeed", "a.b.C", "vllm"),
     "kv_manager": ("flat", "vllm", "flat"),
+    "kv_eviction": ("lru", "session", "lru"),
     "kv_store": ("host", "mooncake", "none"),
     "target_tps_per_user": (50, "60", 0.5),
     "placement": ("auto", "attn=tp4,dense=tp4,moe=ep8", "off"),
@@ -96,7 +97,7 @@ def test_a_bad_value_names_key_value_and_what_is_allowed(flags, environment, add
             {"tokenspeed": {"kvstore": "host"}},
             ['"kvstore"', "'host'", 'did you mean additional_config["tokenspeed"]["kv_store"]?'],
         ),
-        ({}, {"tokenspeed": {"zzz": 1}}, ['"zzz"', "allowed: scheduler, kv_manager, kv_store"]),
+        ({}, {"tokenspeed": {"zzz": 1}}, ['"zzz"', "allowed: scheduler, kv_manager, kv_eviction, kv_store"]),
         ({}, {"tokenspeed": "flat"}, ["'flat'", "a dictionary of scheduler"]),
     ],
 )

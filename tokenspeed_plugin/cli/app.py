@@ -31,6 +31,7 @@ def doctor(
     *,
     scheduler: Annotated[str | None, _setting("scheduler")] = None,
     kv_manager: Annotated[str | None, _setting("kv_manager")] = None,
+    kv_eviction: Annotated[str | None, _setting("kv_eviction")] = None,
     kv_store: Annotated[str | None, _setting("kv_store")] = None,
     target_tps_per_user: Annotated[str | None, _setting("target_tps_per_user")] = None,
     placement: Annotated[str | None, _setting("placement")] = None,
@@ -44,6 +45,7 @@ def doctor(
     given = {
         "scheduler": scheduler,
         "kv_manager": kv_manager,
+        "kv_eviction": kv_eviction,
         "kv_store": kv_store,
         "target_tps_per_user": target_tps_per_user,
         "placement": placement,

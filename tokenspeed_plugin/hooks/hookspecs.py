@@ -37,3 +37,15 @@ def tokenspeed_declare_models() -> Mapping[str, Callable[[str, Mapping[str, Any]
     Returns:
         architecture name, as in the model's `config.json` -> function from (name, that configuration) to its declaration.
     """
+
+
+@hookspec
+def tokenspeed_eviction_policies() -> Mapping[str, Mapping[str, float | bool]]:  # type: ignore[empty-body]
+    """Eviction policies by the name that `--kv-eviction` takes.
+
+    Evictions happen inside a step, in C++, so a policy is no callback but a set of weights of the `session` policy.
+
+    Returns:
+        name -> its weights, where they differ from `session`: `idle_scale_s`, `output_exponent`, `prompt_exponent`,
+        `superseded_first`, `use_hints` (kv_flat/csrc/eviction_policy.h says what they do).
+    """

@@ -304,5 +304,6 @@ REQUEST_ATTRIBUTES: tuple[str, ...] = (
     "kv_transfer_params",
     "skip_reading_prefix_cache",
     "resumable",
+    "session_id",
     "abort_immediately",
 )

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
@@ -38,6 +39,8 @@ py::object Core::feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool
 }
 
 PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    scheduler_.kv().pool().set_time(std::chrono::duration<double>(now).count());
     return writer_.write(scheduler_.plan({pause, throttle_prefills}));
 }
 
@@ -120,6 +123,7 @@ py::dict Core::counters() const {
     values["encoder_shared"] = encoders.counters().num_shared;
     values["encoder_evictions"] = encoders.counters().num_evictions;
     values["encoder_held_embeds"] = encoders.num_held_embeds();
+    values["evicted_hit_tokens"] = counters.num_evicted_hit_tokens;
     values["evictions"] = pool.num_evictions();
     values["usable_blocks"] = pool.num_usable();
     values["free_blocks"] = pool.num_free();

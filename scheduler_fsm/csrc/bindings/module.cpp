@@ -4,6 +4,8 @@
 
 #include "kv_flat/csrc/version.h"
 #include "scheduler_fsm/csrc/bindings/core.h"
+#include "scheduler_fsm/csrc/bindings/eviction_io.h"
+#include "scheduler_fsm/csrc/bindings/kv_replay.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/transfers.h"
 
@@ -59,6 +61,7 @@ void bind_config(py::module_& module) {
         .def_readwrite("prefix_caching", &KvConfig::prefix_caching)
         .def_readwrite("record_events", &KvConfig::record_events)
         .def_readwrite("residency_sample_rate", &KvConfig::residency_sample_rate)
+        .def_readwrite("eviction", &KvConfig::eviction)
         .def_readwrite("groups", &KvConfig::groups);
     py::class_<scheduler_fsm::EncoderLimits>(module, "EncoderLimits")
         .def(py::init([](std::uint32_t step_embeds, std::uint32_t cache_embeds, bool split_inputs) {
@@ -130,7 +133,7 @@ void bind_requests(py::module_& module) {
 std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, scheduler_fsm::PreparedPrompt& prompt,
                      const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int64_t priority,
                      double arrival_time_s, std::int32_t adapter, bool may_read_cache, bool ready, bool is_plain,
-                     bool has_grammar, bool is_session) {
+                     bool has_grammar, bool is_session, const kv_flat::SessionHints& hints) {
     scheduler_fsm::RequestSpec spec;
     spec.label = req_id;
     spec.prompt = std::move(prompt);
@@ -141,6 +144,7 @@ std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, s
     spec.may_read_cache = may_read_cache;
     spec.ready = ready;
     spec.is_session = is_session;
+    spec.hints = hints;
     return core.submit(std::move(spec), {std::move(req_id), std::move(request), client_index, is_plain, has_grammar});
 }
 
@@ -190,7 +194,7 @@ void bind_core(py::module_& module) {
         .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"),
              py::arg("stop"), py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"),
              py::arg("adapter"), py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"),
-             py::arg("has_grammar"), py::arg("is_session"))
+             py::arg("has_grammar"), py::arg("is_session"), py::arg("hints") = kv_flat::SessionHints{})
         .def("feed", &feed, py::arg("handle"), py::kw_only(), py::arg("chunk"), py::arg("stop"),
              py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"))
         .def("open_gate", &Core::open_gate)
@@ -207,6 +211,8 @@ void bind_core(py::module_& module) {
         .def("drain_kv_events", &Core::drain_kv_events)
         .def("drain_block_lives", &Core::drain_block_lives)
         .def("counters", &Core::counters)
+        .def("eviction_counts",
+             [](const Core& core) { return bindings::eviction_counts(core.scheduler().state().kv.pool()); })
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })
@@ -231,8 +237,10 @@ PYBIND11_MODULE(_core, module) {
     module.attr("core_version") = kv_flat::core_version();
     module.attr("key_format") = std::string(kv_flat::kKeyFormat);
     bind_enums(module);
+    bindings::bind_eviction(module);
     bind_config(module);
     bind_requests(module);
     bind_plan(module);
     bind_core(module);
+    bindings::bind_kv_replay(module);
 }
