@@ -31,12 +31,13 @@ def run(
     connector: dict[str, Any] | None,
     num_blocks: int,
     model: str = "qwen3",
+    budget_tokens: int = 256,
 ) -> Outcome:
     arguments: dict[str, Any] = {
         "block_size": BLOCK_TOKENS,
         "max_num_seqs": 4,
         "max_model_len": 704,
-        "max_num_batched_tokens": 256,
+        "max_num_batched_tokens": budget_tokens,
         "num_gpu_blocks_override": num_blocks,
     }
     if connector is not None:
@@ -45,15 +46,15 @@ def run(
 
 
 def test_a_second_process_finds_what_the_first_stored(tmp_path: Path) -> None:
-    """ExampleConnector loads as a part of the step, from files."""
+    """ExampleConnector loads as a part of the step, from files. It stores a prompt right only when one step computes all of it."""
     requests = (PromptRequest(text(1, 600), 24), PromptRequest(text(2, 300), 24))
     plain = run(STOCK, requests, None, 96)
     connector = {
         "kv_connector": "ExampleConnector",
         "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
     }
-    first = run(TOKENSPEED, requests, connector, 96)
-    second = run(TOKENSPEED, requests, connector, 96)
+    first = run(TOKENSPEED, requests, connector, 96, budget_tokens=1024)
+    second = run(TOKENSPEED, requests, connector, 96, budget_tokens=1024)
     assert first.num_external_tokens == 0
     assert second.num_external_tokens == 576 + 288
     assert first.token_ids == second.token_ids == plain.token_ids
@@ -66,8 +67,8 @@ def test_stock_reads_what_ours_stored(tmp_path: Path) -> None:
         "kv_connector": "ExampleConnector",
         "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
     }
-    ours = run(TOKENSPEED, requests, connector, 96)
-    stock = run(STOCK, requests, connector, 96)
+    ours = run(TOKENSPEED, requests, connector, 96, budget_tokens=1024)
+    stock = run(STOCK, requests, connector, 96, budget_tokens=1024)
     assert (ours.num_external_tokens, stock.num_external_tokens) == (0, 384)
     assert ours.token_ids == stock.token_ids
 

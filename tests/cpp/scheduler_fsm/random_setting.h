@@ -139,8 +139,8 @@ class KvMemory {
     }
 
     void copy(const PlannedCopy& ends) {
-        REQUIRE(ends.source != kv_flat::kNullBlock);
-        REQUIRE(ends.target != kv_flat::kNullBlock);
+        require(ends.source != kv_flat::kNullBlock);
+        require(ends.target != kv_flat::kNullBlock);
         slots_[ends.target] = slots_[ends.source];
     }
 
