@@ -7,6 +7,7 @@ from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
 from tokenspeed_plugin.kv_flat.groups import groups_from, match_unit_tokens
 from tokenspeed_plugin.scheduler_fsm import _core
+from tokenspeed_plugin.settings import resolve_in_process
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVCacheConfig, VllmConfig
@@ -46,6 +47,7 @@ def scheduler_config(
         config.num_sampled_tokens = 0
     if vllm_config.lora_config is not None:
         config.max_adapters = vllm_config.lora_config.max_loras
+    config.target_tps = resolve_in_process(vllm_config.additional_config).values.target_tps_per_user
     _set_speculation(config, vllm_config)
     return config
 

@@ -6,6 +6,7 @@
 
 #include "kv_flat/csrc/flat_kv.h"
 #include "scheduler_fsm/csrc/execution_plan.h"
+#include "scheduler_fsm/csrc/pace/pace_control.h"
 #include "scheduler_fsm/csrc/request_slot.h"
 #include "scheduler_fsm/csrc/request_table.h"
 #include "scheduler_fsm/csrc/running_set.h"
@@ -35,7 +36,11 @@ struct Counters {
 /// A request is in exactly one place: waiting, parked, loading, loaded, decoding, prefilling, idle or finished.
 struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
-        : config(std::move(checked_config)), kv(config.kv), slots(config.max_num_seqs), adapters(config.max_adapters) {}
+        : config(std::move(checked_config)),
+          kv(config.kv),
+          slots(config.max_num_seqs),
+          adapters(config.max_adapters),
+          pace(config.target_tps) {}
 
     SchedulerConfig config;
     // Requests hold blocks and slots, so the table is destroyed before the pools.
@@ -52,6 +57,7 @@ struct EngineState {
     std::uint32_t num_awaiting_input = 0;  ///< sessions between two turns, with KV or without
     AdapterUse adapters;
     TransferState transfers;
+    PaceControl pace;
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;
