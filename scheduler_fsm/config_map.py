@@ -51,6 +51,7 @@ def scheduler_config(
     if vllm_config.lora_config is not None:
         config.max_adapters = vllm_config.lora_config.max_loras
     config.encoder = encoder_limits(vllm_config, mm_registry)
+    config.target_tps = resolve_in_process(vllm_config.additional_config).values.target_tps_per_user
     _set_speculation(config, vllm_config)
     return config
 

@@ -5,7 +5,7 @@ The core decides; this adapter translates. Rows that carry nothing but tokens ne
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host import config_gate, patches
@@ -18,7 +18,7 @@ from tokenspeed_plugin.host.names import (
     PauseState,
     SchedulerInterface,
 )
-from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, request_import
+from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, pace, request_import
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
@@ -114,6 +114,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config) if log_stats else None
         self._pause_state = PauseState.UNPAUSED
+        self._clock = pace.clock_of(self._core)
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +141,8 @@ class TokenSpeedScheduler(SchedulerInterface):
     def schedule(self, throttle_prefills: bool = False) -> "SchedulerOutput":
         """Plan the next step."""
         self._desk.open_grammar_gates()
-        plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills)
+        now_s = self._clock.now_s() if self._clock is not None else 0.0
+        plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills, now_s)
         if plan.retracted or plan.admitted or plan.ended:
             self._desk.note_changes(plan)
         output = scheduler_output(plan, *self._desk.take_notices())
@@ -174,6 +176,7 @@ class TokenSpeedScheduler(SchedulerInterface):
                 model_runner_output.sampled_token_ids or [],
                 model_runner_output.req_id_to_index,
                 bool(model_runner_output.num_nans_in_logits),
+                self._clock.now_s() if self._clock is not None else 0.0,
             )
             if delivered is not None:
                 outputs, special, drafts = delivered
@@ -285,6 +288,15 @@ class TokenSpeedScheduler(SchedulerInterface):
     def get_kv_event_publisher_config(self) -> "KVEventsConfig | None":
         """Where KV events are published."""
         return self._events.publisher_config()
+
+    def use_clock(self, clock_s: Callable[[], float]) -> None:
+        """Measure steps by another clock, in seconds: for simulations. Nothing is measured without a rate per user."""
+        if self._clock is not None:
+            self._clock = pace.PaceClock(self._core, clock_s)
+
+    def pace(self) -> dict[str, float]:
+        """The step-time model, its error, and what the rate per user limited so far."""
+        return self._core.pace()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError naming the first broken invariant of queues and blocks. O(pool): for tests and idle times."""

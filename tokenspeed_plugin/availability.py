@@ -34,12 +34,6 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     ),
     Unavailable("kv_store", lambda value: value == "none", "none", "leave the flag out"),
     Unavailable(
-        "target_tps_per_user",
-        lambda value: value == 0,
-        "0 (off)",
-        "leave the flag out; bound the step with vLLM's `--max-num-batched-tokens`",
-    ),
-    Unavailable(
         "placement",
         lambda value: value == "off",
         "off",

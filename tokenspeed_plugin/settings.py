@@ -77,7 +77,7 @@ class Settings(BaseModel):
         json_schema_extra={"allowed": "{none,host,mooncake}"},
     )
     target_tps_per_user: float = Field(
-        70.0,
+        0.0,
         ge=0,
         allow_inf_nan=False,
         description="Output tokens per second that the scheduler keeps for every user; 0 is off.",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agentic.pictures import draw_hit_rate, draw_latency, draw_pareto
 from benchmarks.agentic.records import Recorded, RecordError, Window, figures, read_records
 from benchmarks.report import console
 
@@ -46,6 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report; return 0."""
+    # Machines that only measure lack matplotlib.
+    from benchmarks.agentic.pictures import draw_hit_rate, draw_latency, draw_pareto
+
     runs = {path.stem: read_records(path) for path in options.files if path.suffix == ".jsonl"}
     points = [point for path in options.files if path.suffix != ".jsonl" for point in _points_of(path)]
     points += [_point_of(recorded) for recorded in runs.values()]

@@ -14,7 +14,16 @@ from benchmarks.agentic.options import add_shape_options, shape_of
 from benchmarks.agentic.records import write_records
 from benchmarks.agentic.shaping import open_trace
 from benchmarks.agentic.step_time import H200_DENSE_1B, StepTimeModel
-from benchmarks.agentic.sweep import Point, PointResult, SweepOptions, Tuning, best, run_points, stock_tunings
+from benchmarks.agentic.sweep import (
+    STOCK_SEQS,
+    Point,
+    PointResult,
+    SweepOptions,
+    Tuning,
+    best,
+    run_points,
+    stock_tunings,
+)
 from benchmarks.report import (
     Bar,
     MissingFigureError,
@@ -90,7 +99,8 @@ def _tunings(options: argparse.Namespace, target: float) -> list[Tuning]:
     tunings = (
         stock_tunings(**{name: value for name, value in given.items() if value}) if "stock" in options.systems else []
     )
-    return [*tunings, Tuning("ours", target_tps=target)] if "ours" in options.systems else tunings
+    ours = Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=target)
+    return [*tunings, ours] if "ours" in options.systems else tunings
 
 
 def _print_progress(result: PointResult) -> None:

@@ -25,6 +25,8 @@ class EngineOptions:
     """Weights that make the output depend on the whole context; vLLM's own dummy weights do not."""
     max_requests: int = 512
     max_model_tokens: int = 2048
+    budget_tokens: int = 8192
+    """Tokens of a step, vLLM's `max_num_batched_tokens`."""
     serve_flags: tuple[str, ...] = ()
     """Further flags of `vllm serve`; the last of two wins."""
 
@@ -59,7 +61,7 @@ def build_engine(options: EngineOptions) -> Any:
         "load_format": "dummy",
         "dtype": "bfloat16",
         "max_num_seqs": options.max_requests,
-        "max_num_batched_tokens": 8192,
+        "max_num_batched_tokens": options.budget_tokens,
         "max_model_len": options.max_model_tokens,
         "kv_cache_memory_bytes": options.kv_cache_bytes,
         "gpu_memory_utilization": 0.3,  # two engines stand side by side

@@ -41,11 +41,13 @@ def main() -> None:
     print(_answer(build), file=answers)
     if not built:
         return
+    from benchmarks.agentic.engine_replay import sessions, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
 
+    commands = {**COMMANDS, "sessions": sessions, "step_shapes": step_shapes}
     for line in sys.stdin:
         request = json.loads(line)
-        command = COMMANDS[request["command"]]
+        command = commands[request["command"]]
         print(_answer(lambda command=command, request=request: command(built[0], request)), file=answers)
     built[0].llm_engine.engine_core.shutdown()
 

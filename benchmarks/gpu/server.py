@@ -41,7 +41,7 @@ def server(options: EngineOptions, folder: Path, timeout_s: float) -> Iterator[t
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.model_folder),
         *("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--dtype", "bfloat16"),
         *("--served-model-name", "benchmark", "--max-num-seqs", str(options.max_requests)),
-        *("--max-num-batched-tokens", "8192", "--max-model-len", str(options.max_model_tokens)),
+        *("--max-num-batched-tokens", str(options.budget_tokens), "--max-model-len", str(options.max_model_tokens)),
         *("--kv-cache-memory-bytes", str(options.kv_cache_bytes), "--gpu-memory-utilization", "0.3"),
     ]
     if options.system == "ours":

@@ -114,6 +114,10 @@ void Admission::remember_failure(Request& request, std::uint32_t num_cached_toke
 bool Admission::try_start(Request& request) {
     EngineState& engine = step_.engine;
     if (!may_try(request)) return false;
+    if (!pace_.admits(request)) {
+        closed_for_all_ = true;  // one that needs less does not overtake: who waits is served in the total order
+        return false;
+    }
     if (!idle_.free_adapter(request.adapter)) {
         pass_over(request);
         return false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "scheduler_fsm/csrc/idle_sessions.h"
+#include "scheduler_fsm/csrc/pace/pace_gate.h"
 #include "scheduler_fsm/csrc/step_builder.h"
 
 namespace tokenspeed::scheduler_fsm {
@@ -13,7 +14,8 @@ namespace tokenspeed::scheduler_fsm {
 /// may have changed.
 class Admission {
   public:
-    Admission(StepBuilder& step, ExecutionPlan& plan) noexcept : step_(step), plan_(plan), idle_(step) {}
+    Admission(StepBuilder& step, ExecutionPlan& plan, PaceGate& pace) noexcept
+        : step_(step), plan_(plan), idle_(step), pace_(pace) {}
 
     /// Retracts strictly less urgent requests when, and only when, that lets the most urgent waiting request start.
     void displace();
@@ -54,6 +56,7 @@ class Admission {
     StepBuilder& step_;
     ExecutionPlan& plan_;
     IdleSessions idle_;
+    PaceGate& pace_;
     std::vector<Request*> passed_over_;
     std::uint32_t num_started_after_first_pass_over_ = 0;
     bool closed_for_all_ = false;

@@ -6,6 +6,7 @@
 
 #include "kv_flat/csrc/flat_kv.h"
 #include "scheduler_fsm/csrc/execution_plan.h"
+#include "scheduler_fsm/csrc/pace/pace_control.h"
 #include "scheduler_fsm/csrc/request_slot.h"
 #include "scheduler_fsm/csrc/request_table.h"
 #include "scheduler_fsm/csrc/running_set.h"
@@ -40,7 +41,8 @@ struct EngineState {
           kv(config.kv),
           slots(config.max_num_seqs),
           encoder_cache(config.encoder.cache_embeds),
-          adapters(config.max_adapters) {}
+          adapters(config.max_adapters),
+          pace(config.target_tps) {}
 
     SchedulerConfig config;
     // Requests hold blocks, slots and encoder outputs, so the table is destroyed before the pools.
@@ -59,6 +61,7 @@ struct EngineState {
     AdapterUse adapters;
     TransferState transfers;
     std::vector<Request*> encoder_holders;  ///< requests that hold encoder outputs
+    PaceControl pace;
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;

@@ -106,6 +106,7 @@ struct ExecutionEvents {
     std::uint64_t step = 0;
     std::span<const TokenId> tokens;
     std::span<const std::uint32_t> offsets;
+    double now_s = 0;  ///< when they came, on the clock of StepOptions::now_s
 };
 
 /// What one request got from one step.

@@ -31,6 +31,7 @@ void Request::open_turn(TurnInput input, OrderKey new_order) {
     tokens.insert(tokens.end(), input.tokens.begin(), input.tokens.end());
     chain.extend(tokens);
     num_prompt_tokens = num_known_tokens();
+    first_token_s = -1;
     stop = std::move(input.stop);
     order = new_order;
     awaits_input = false;

@@ -123,6 +123,7 @@ class Request {
     std::uint32_t num_retractions = 0;
     std::uint64_t last_planned_step = 0;
     std::uint64_t retracted_step = 0;  ///< not admitted again in the plan that took its KV
+    double first_token_s = -1;         ///< when its first token was delivered; only with a rate per user
     std::uint64_t eligible_step = 0;   ///< earliest step of its next decode
     std::uint64_t lane_key = 0;        ///< virtual deadline in the short lane
     std::uint64_t passed_over_step = 0;

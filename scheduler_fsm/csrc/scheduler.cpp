@@ -7,6 +7,7 @@
 
 #include "scheduler_fsm/csrc/admission.h"
 #include "scheduler_fsm/csrc/decode_pass.h"
+#include "scheduler_fsm/csrc/pace/pace_gate.h"
 #include "scheduler_fsm/csrc/prefill_pass.h"
 #include "scheduler_fsm/csrc/result_intake.h"
 
@@ -93,19 +94,32 @@ const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
     if (options.pause == PauseLevel::kAll) return plan_;
     if (!engine_.transfers.undecided.empty()) Transfers(engine_).take_undecided_back();
     StepBuilder step(engine_, plan_, options);
-    Admission admission(step, plan_);
+    PaceGate pace(step, plan_);
+    Admission admission(step, plan_, pace);
     PrefillPass prefill(step, admission);
+    pace.shed();
     if (!prefill.is_throttled()) admission.displace();
     DecodePass(step).run();
+    pace.limit_prefill();
     prefill.run();
     step.close();
+    pace.close();
     return plan_;
 }
 
 std::span<const Delivery> Scheduler::advance(const ExecutionEvents& events) {
     deliveries_.clear();
     ResultIntake(engine_).apply(events, deliveries_);
+    if (engine_.pace.is_on()) note_pace(events);
     return deliveries_;
+}
+
+void Scheduler::note_pace(const ExecutionEvents& events) {
+    for (const Delivery& delivery : deliveries_) {
+        Request& request = *delivery.request;
+        if (request.first_token_s < 0 && delivery.num_new_tokens > 0) request.first_token_s = events.now_s;
+    }
+    engine_.pace.note_completed(events.step, events.now_s, engine_.num_running() > 0 || !engine_.waiting.empty());
 }
 
 void Scheduler::set_drafts(RequestHandle handle, std::span<const TokenId> drafts) {

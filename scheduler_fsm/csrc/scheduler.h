@@ -95,6 +95,7 @@ class Scheduler {
     [[nodiscard]] const Request* find(RequestHandle handle) const noexcept { return engine_.requests.find(handle); }
     [[nodiscard]] const EngineState& state() const noexcept { return engine_; }
     [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return engine_.kv; }
+    [[nodiscard]] PaceControl& pace() noexcept { return engine_.pace; }
     /// Requests retracted outside a plan since the last one.
     [[nodiscard]] std::vector<Request*> take_outside_retractions() noexcept {
         return std::exchange(outside_retractions_, {});
@@ -116,6 +117,7 @@ class Scheduler {
   private:
     [[nodiscard]] OrderKey next_order(std::int64_t priority, double arrival_time_s);
     [[nodiscard]] std::optional<Refusal> refusal_of(std::uint32_t num_tokens) const;
+    void note_pace(const ExecutionEvents& events);
 
     EngineState engine_;
     ExecutionPlan plan_;

@@ -19,6 +19,7 @@ void check(const SchedulerConfig& config) {
     require(config.max_model_tokens >= 1, "max_model_tokens", config.max_model_tokens, "at least 1");
     require(config.watermark >= 0.0 && config.watermark < 1.0, "watermark", config.watermark, "in [0, 1)");
     require(config.decode_stagger_steps >= 1, "decode_stagger_steps", config.decode_stagger_steps, "at least 1");
+    require(config.target_tps >= 0.0, "target_tps", config.target_tps, "at least 0");
     require(config.num_sampled_tokens <= 1, "num_sampled_tokens", config.num_sampled_tokens, "0 or 1");
 }
 

@@ -40,6 +40,7 @@ struct SchedulerConfig {
     bool drop_last_match_block = false;  ///< drafters of the EAGLE kind recompute the last block of a match
     std::uint32_t max_adapters = 0;      ///< 0: any number of LoRA adapters at once
     EncoderLimits encoder;               ///< all 0: no multimodal input
+    double target_tps = 0.0;             ///< output tokens per second that every user shall get; 0: off
 };
 
 /// Throws std::invalid_argument naming the field, its value and what is allowed.

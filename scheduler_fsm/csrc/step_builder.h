@@ -21,6 +21,7 @@ enum class PauseLevel : std::uint8_t {
 struct StepOptions {
     PauseLevel pause = PauseLevel::kNone;
     bool throttle_prefills = false;  ///< data-parallel ranks keep their prefills in the same steps
+    double now_s = 0;                ///< read only with a rate per user
 };
 
 /// Blocks that running prefills were promised at admission and have not taken yet.

@@ -48,15 +48,15 @@ def test_with_nothing_asked_it_reports_and_succeeds(doctor) -> None:
 
 
 def test_each_setting_comes_with_its_source(doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKENSPEED_TARGET_TPS_PER_USER", "0")
-    monkeypatch.setenv("TOKENSPEED_SCHEDULER", "tokenspeed")
-    code, found = doctor("--scheduler", STOCK)
+    monkeypatch.setenv("TOKENSPEED_TARGET_TPS_PER_USER", "55")
+    monkeypatch.setenv("TOKENSPEED_SCHEDULER", STOCK)
+    code, found = doctor("--scheduler", "tokenspeed")
     settings = {row["key"]: (row["value"], row["source"]) for row in found["settings"]}
-    assert settings["scheduler"] == (STOCK, "flag")
-    assert settings["target_tps_per_user"] == ("0.0", "environment")
+    assert settings["scheduler"] == ("tokenspeed", "flag")
+    assert settings["target_tps_per_user"] == ("55.0", "environment")
     assert settings["kernels"] == ("off", "default")
     assert (code, found["problems"]) == (0, [])
-    assert found["switched_on"] == [f"scheduler={STOCK}", "target_tps_per_user=0.0"]
+    assert found["switched_on"] == ["scheduler=tokenspeed", "target_tps_per_user=55.0"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,10 @@ def test_each_setting_comes_with_its_source(doctor, monkeypatch: pytest.MonkeyPa
         (["--kv-store", "mooncake"], "--kv-store: 'mooncake' is not available in this version; available: none."),
         (["--kv-store", "tape"], "--kv-store: 'tape' is not allowed; allowed: {none,host,mooncake}"),
         (["--scheduler", "tokensped"], "--scheduler: 'tokensped' is not a scheduler (did you mean 'tokenspeed'?)"),
+        (
+            ["--target-tps-per-user", "70"],
+            "--target-tps-per-user: 70 has no effect with vLLM's own scheduler; allowed: 0, or any rate with",
+        ),
         (["--scheduler", "no.such.Class"], "--scheduler no.such.Class: no class at 'no.such.Class'"),
     ],
 )

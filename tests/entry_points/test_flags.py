@@ -39,6 +39,7 @@ def parser() -> FlexibleArgumentParser:
         (["--scheduler-cls", "tokenspeed"], "tokenspeed", {}),
         (["--scheduler-cls", "tokenspeed", "--scheduler", "tokenspeed"], TOKENSPEED_PATH, {"scheduler": "tokenspeed"}),
         (["--target-tps-per-user", "0"], None, {"target_tps_per_user": 0.0}),
+        (["--target-tps-per-user", "70"], None, {"target_tps_per_user": 70.0}),
         (["--kv_store", "none", "--placement=off"], None, {"kv_store": "none", "placement": "off"}),
     ],
 )
@@ -83,8 +84,8 @@ def test_a_yaml_config_file(parser, tmp_path: Path) -> None:
         ),
         (["--kv-store", "tape"], "argument --kv-store: 'tape' is not allowed; allowed: {none,host,mooncake}"),
         (
-            ["--target-tps-per-user", "70"],
-            "argument --target-tps-per-user: 70.0 is not available in this version; available: 0 (off). Way on: ",
+            ["--target-tps-per-user", "fast"],
+            "argument --target-tps-per-user: 'fast' is not allowed; allowed: a number of tokens per second >= 0 (0 = off)",
         ),
         (
             ["--placement", "auto"],

@@ -263,3 +263,14 @@ def test_a_scheduler_on_the_synchronous_base_is_warned_about(
     messages = {record.getMessage() for record in caplog.records if "tokenspeed" in record.name}
     expected = f"--scheduler {path} extends vLLM's synchronous Scheduler, so asynchronous scheduling gains nothing"
     assert [message.startswith(expected) for message in messages] == [True] * warns
+
+
+@pytest.mark.parametrize("scheduler_cls", [None, ASYNC])
+def test_a_rate_per_user_needs_our_scheduler(monkeypatch: pytest.MonkeyPatch, scheduler_cls: str | None) -> None:
+    monkeypatch.setenv("TOKENSPEED_TARGET_TPS_PER_USER", "70")
+    with pytest.raises(
+        SettingsError, match=r"TOKENSPEED_TARGET_TPS_PER_USER: 70 has no effect with .*allowed: 0, or any"
+    ):
+        create_engine_config(Original(), arguments(scheduler_cls=scheduler_cls))
+    original = Original(**honoured_config())
+    assert create_engine_config(original, arguments(scheduler_cls="tokenspeed")) is original.config

@@ -42,7 +42,7 @@ def run(
     }
     if connector is not None:
         arguments["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
-    return run_scenario(Scenario(tiny_model(model), requests, scheduler_cls, arguments), 120.0)
+    return run_scenario(Scenario(tiny_model(model), requests, scheduler_cls, arguments))
 
 
 def test_a_second_process_finds_what_the_first_stored(tmp_path: Path) -> None:

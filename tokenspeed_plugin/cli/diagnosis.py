@@ -9,7 +9,7 @@ from tokenspeed_plugin import __version__, availability
 from tokenspeed_plugin.hooks import HookError
 from tokenspeed_plugin.host import patches, plugins
 from tokenspeed_plugin.host.check import HostReport, check_host
-from tokenspeed_plugin.host.schedulers import scheduler_class, scheduler_path
+from tokenspeed_plugin.host.schedulers import scheduler_class, scheduler_path, target_problem
 from tokenspeed_plugin.host.version import SUPPORTED
 from tokenspeed_plugin.settings import KEYS, ResolvedSettings, Settings, SettingsError, Source, allowed, resolve
 
@@ -107,11 +107,11 @@ def _scheduler_problems(resolved: ResolvedSettings) -> list[str]:
     name, source = resolved.values.scheduler, resolved.source("scheduler")
     try:
         path = scheduler_path(name, source)
-        if path is not None:
-            scheduler_class(path, f"{source.spelling('scheduler')} {name}")
+        chosen = None if path is None else scheduler_class(path, f"{source.spelling('scheduler')} {name}")
     except (SettingsError, HookError) as error:
         return [str(error)]
-    return []
+    problem = target_problem(resolved, chosen)
+    return [problem] if problem else []
 
 
 def _setting(resolved: ResolvedSettings, key: str) -> SettingFinding:

@@ -30,6 +30,16 @@ def tokenspeed_kernels() -> Iterable[Any]:  # type: ignore[empty-body]
     """
 
 
+@hookspec(firstresult=True)
+def tokenspeed_chunk_budget() -> Callable[[Any], int] | None:
+    """How many prompt tokens may share a step with decodes, under `--target-tps-per-user`; the first answer counts.
+
+    Returns:
+        a function from a question (docs/pacing.md) to a number of tokens. It is called once a step while prompts want tokens;
+        what it answers is cut to the question's `most_tokens`.
+    """
+
+
 @hookspec
 def tokenspeed_declare_models() -> Mapping[str, Callable[[str, Mapping[str, Any]], Any]]:  # type: ignore[empty-body]
     """Declarations of model architectures for placement (docs/placement.md).

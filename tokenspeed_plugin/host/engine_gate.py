@@ -15,6 +15,7 @@ from tokenspeed_plugin.host.schedulers import (
     loses_async_scheduling,
     scheduler_class,
     scheduler_path,
+    target_problem,
 )
 from tokenspeed_plugin.settings import (
     ADDITIONAL_CONFIG_KEY,
@@ -91,14 +92,23 @@ def choose_scheduler(engine_args: Any) -> ChosenScheduler:
     availability.require(resolved)
     if isinstance(given, type):
         require_host(f"scheduler_cls={given.__qualname__}")
+        _require_scheduler_of_the_target(resolved, given)
         return ChosenScheduler(given, given, f"scheduler_cls={given.__qualname__}")
     name, source = resolved.values.scheduler, resolved.source("scheduler")
     asked_by = f"{source.spelling('scheduler')} {name}"
     path = scheduler_path(name, source)
     if path is None:
+        _require_scheduler_of_the_target(resolved, None)
         return ChosenScheduler(None, None, asked_by)
     require_host(asked_by)
-    return ChosenScheduler(scheduler_class(path, asked_by), path, asked_by)
+    chosen = scheduler_class(path, asked_by)
+    _require_scheduler_of_the_target(resolved, chosen)
+    return ChosenScheduler(chosen, path, asked_by)
+
+
+def _require_scheduler_of_the_target(resolved: ResolvedSettings, chosen: type | None) -> None:
+    if problem := target_problem(resolved, chosen):
+        raise SettingsError(problem)
 
 
 def _resolve(given: Any, additional_config: object) -> ResolvedSettings:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenspeed_plugin.hooks import HookError, plugin_manager
-from tokenspeed_plugin.settings import SettingsError, Source, allowed
+from tokenspeed_plugin.settings import ResolvedSettings, SettingsError, Source, allowed
 
 STOCK = "vllm"
 TOKENSPEED = "tokenspeed"
@@ -79,6 +79,23 @@ def is_tokenspeed(scheduler_cls: Any) -> bool:
         return False
     package, _, name = TOKENSPEED_PATH.rpartition(".")
     return any(c.__name__ == name and c.__module__.startswith(package) for c in scheduler_cls.__mro__)
+
+
+def target_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> str | None:
+    """Why the rate per user that was asked for would be kept by nobody: only our scheduler knows of it. None when all is well.
+
+    Args:
+        resolved: the settings.
+        scheduler_cls: the class that will run; None for vLLM's own.
+    """
+    target = resolved.values.target_tps_per_user
+    if target == 0 or is_tokenspeed(scheduler_cls):
+        return None
+    scheduler = "vLLM's own scheduler" if scheduler_cls is None else scheduler_cls.__qualname__
+    spelling = resolved.source("target_tps_per_user").spelling("target_tps_per_user")
+    return (
+        f"{spelling}: {target:g} has no effect with {scheduler}; allowed: 0, or any rate with `--scheduler tokenspeed`"
+    )
 
 
 def loses_async_scheduling(scheduler_cls: type) -> bool:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "scheduler_fsm/csrc/bindings/pace_io.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
 
@@ -38,22 +39,23 @@ py::object Core::feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool
     return int_list(scheduler_.find(unpack(handle))->tokens);
 }
 
-PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills) {
+PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills, double now_s) {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     scheduler_.kv().pool().set_time(std::chrono::duration<double>(now).count());
-    return writer_.write(scheduler_.plan({pause, throttle_prefills}));
+    return writer_.write(scheduler_.plan({pause, throttle_prefills, now_s}));
 }
 
-py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special) {
+py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special,
+                         double now_s) {
     const auto& in_flight = scheduler_.state().in_flight;
     const auto found = std::ranges::find(in_flight, step, &scheduler_fsm::StepRecord::step);
     if (found == in_flight.end()) {
-        static_cast<void>(scheduler_.advance({step, {}, {}}));  // counted
+        static_cast<void>(scheduler_.advance({step, {}, {}, now_s}));  // counted
         return py::none();
     }
     const scheduler_fsm::StepRecord record = *found;
     results_.read(scheduler_, record, sampled, positions, sampled_);
-    const auto deliveries = scheduler_.advance({step, sampled_.tokens, sampled_.offsets});
+    const auto deliveries = scheduler_.advance({step, sampled_.tokens, sampled_.offsets, now_s});
     return results_.write(deliveries, record, sampled_, all_special);
 }
 
@@ -99,6 +101,12 @@ py::list Core::drain_block_lives() {
         lives.append(py::make_tuple(life.lifetime_s, life.idle_s, py::tuple(py::cast(life.reuse_gaps_s))));
     }
     return lives;
+}
+
+py::dict Core::pace() const { return pace_report(scheduler_.state().pace); }
+
+void Core::set_chunk_budget(py::function budget) {
+    scheduler_.pace().set_chunk_budget(python_chunk_budget(std::move(budget)));
 }
 
 py::dict Core::counters() const {

@@ -33,10 +33,11 @@ class Core {
     py::object feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool is_plain, bool has_grammar);
     void open_gate(std::uint64_t handle) { scheduler_.open_gate(unpack(handle)); }
 
-    [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills);
+    /// `now_s` is read only with a rate per user.
+    [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills, double now_s);
     /// @returns what ResultIo::write returns, or None for a step that is not in flight
     [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::dict& positions,
-                                     bool all_special);
+                                     bool all_special, double now_s);
 
     bool finish(std::uint64_t handle, scheduler_fsm::FinishReason why) {
         return scheduler_.finish(unpack(handle), why);
@@ -54,6 +55,10 @@ class Core {
     /// list[(lifetime, idle time, gaps between hits)] in seconds, since the last call
     [[nodiscard]] py::list drain_block_lives();
     [[nodiscard]] py::dict counters() const;
+    /// The step-time model and what it limited.
+    [[nodiscard]] py::dict pace() const;
+    /// Asks a Python function how many prompt tokens may share a step.
+    void set_chunk_budget(py::function budget);
 
     // With a connector (transfers.cpp).
     void attach_connector(py::object offer, py::object accept, bool needs_delivery);

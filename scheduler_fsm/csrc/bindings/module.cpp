@@ -6,6 +6,7 @@
 #include "scheduler_fsm/csrc/bindings/core.h"
 #include "scheduler_fsm/csrc/bindings/eviction_io.h"
 #include "scheduler_fsm/csrc/bindings/kv_replay.h"
+#include "scheduler_fsm/csrc/bindings/pace_io.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/transfers.h"
 
@@ -94,7 +95,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("drafter_slots", &SchedulerConfig::drafter_slots)
         .def_readwrite("drop_last_match_block", &SchedulerConfig::drop_last_match_block)
         .def_readwrite("max_adapters", &SchedulerConfig::max_adapters)
-        .def_readwrite("encoder", &SchedulerConfig::encoder);
+        .def_readwrite("encoder", &SchedulerConfig::encoder)
+        .def_readwrite("target_tps", &SchedulerConfig::target_tps);
     py::class_<bindings::RunnerProtocol>(module, "RunnerProtocol")
         .def(py::init([](bool resumed_as_new, bool sends_history, bool sends_new_tokens, bool zeroes_blocks) {
                  return bindings::RunnerProtocol{resumed_as_new, sends_history, sends_new_tokens, zeroes_blocks};
@@ -198,8 +200,11 @@ void bind_core(py::module_& module) {
         .def("feed", &feed, py::arg("handle"), py::kw_only(), py::arg("chunk"), py::arg("stop"),
              py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"))
         .def("open_gate", &Core::open_gate)
-        .def("plan", &Core::plan)
-        .def("advance", &Core::advance)
+        .def("plan", &Core::plan, py::arg("pause"), py::arg("throttle_prefills"), py::arg("now_s") = 0.0)
+        .def("advance", &Core::advance, py::arg("step"), py::arg("sampled"), py::arg("positions"),
+             py::arg("all_special"), py::arg("now_s") = 0.0)
+        .def("pace", &Core::pace)
+        .def("set_chunk_budget", &Core::set_chunk_budget)
         .def("finish", &Core::finish)
         .def("release", &Core::release)
         .def("set_drafts", &Core::set_drafts)
@@ -243,4 +248,5 @@ PYBIND11_MODULE(_core, module) {
     bind_plan(module);
     bind_core(module);
     bindings::bind_kv_replay(module);
+    bindings::bind_pace(module);
 }

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace's sessions, closed loop, at the engine core's client: no HTTP server and no tokenizer in the way.
+
+Runs inside an engine process of `benchmarks.gpu`, as its commands ``sessions`` and ``step_shapes``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import statistics
+import time
+from typing import Any
+
+import msgspec
+
+from benchmarks.agentic.records import CUT, TurnRecord
+from benchmarks.agentic.shaping import Shape, open_trace
+from benchmarks.agentic.trace import Session
+
+FIRST_TOKEN, NUM_TOKEN_KINDS = 300, 7800  # of the benchmark's tokenizer: past special tokens and single bytes
+
+
+class EngineReplay:
+    """Sessions on one engine, until the time is over."""
+
+    def __init__(self, core: Any, sessions: tuple[Session, ...], label: str) -> None:
+        self.records: list[TurnRecord] = []
+        self._core = core
+        self._label = label
+        self._sessions = sessions
+        self._begin_s = time.perf_counter()
+        self._due: list[tuple[float, int, Session, int]] = []
+        self._live: dict[str, tuple[TurnRecord, Session]] = {}
+        self._num_sent = 0
+
+    def fill_cache(self) -> None:
+        """Compute every session's first prompt, so that the cache holds what it would hold in a server that ran for long."""
+        prompts = [session.turns[0].prompt.token_ids(FIRST_TOKEN, NUM_TOKEN_KINDS) for session in self._sessions]
+        serve(self._core, prompts, 1, f"{self._label}-fill")
+
+    def run(self, seconds: float) -> None:
+        """Play; turns under way at the end are cut and aborted."""
+        self._begin_s = time.perf_counter()
+        for session in self._sessions:
+            self._schedule(session.start_s, session, 0)
+        while (now_s := self._now_s()) < seconds:
+            self._send_due(now_s)
+            if self._live:
+                self._take_outputs()
+            elif not self._due:
+                break
+            else:
+                time.sleep(max(0.0, min(self._due[0][0], seconds) - now_s))
+        self._cut()
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._begin_s
+
+    def _schedule(self, at_s: float, session: Session, turn: int) -> None:
+        self._num_sent += 1
+        heapq.heappush(self._due, (at_s, self._num_sent, session, turn))
+
+    def _send_due(self, now_s: float) -> None:
+        while self._due and self._due[0][0] <= now_s:
+            _, _, session, number = heapq.heappop(self._due)
+            turn = session.turns[number]
+            prompt = turn.prompt.token_ids(FIRST_TOKEN, NUM_TOKEN_KINDS)
+            request_id = f"{self._label}/{session.name}/{number}"
+            record = TurnRecord(session.name, number, self._now_s(), -1.0, -1.0, len(prompt), 0)
+            self._live[request_id] = record, session
+            self._core.add_request(request_of(request_id, prompt, turn.output_tokens))
+
+    def _take_outputs(self) -> None:
+        outputs = self._core.get_output().outputs
+        now_s = self._now_s()
+        for output in outputs:
+            if output.request_id not in self._live:
+                continue
+            record = self._live[output.request_id][0]
+            stats = getattr(output, "prefill_stats", None)
+            if stats is not None and record.cached_tokens < 0:
+                record.cached_tokens = int(getattr(stats, "num_cached_tokens", -1))
+            if output.new_token_ids:
+                if record.output_tokens:
+                    record.longest_gap_s = max(record.longest_gap_s, now_s - record.last_s)
+                else:
+                    record.first_s = now_s
+                record.last_s = now_s
+                record.output_tokens += len(output.new_token_ids)
+            if output.finished:
+                self._end(output.request_id, now_s)
+
+    def _end(self, request_id: str, now_s: float) -> None:
+        record, session = self._live.pop(request_id)
+        self.records.append(record)
+        if record.turn + 1 < len(session.turns):
+            self._schedule(now_s + session.turns[record.turn + 1].gap_s, session, record.turn + 1)
+
+    def _cut(self) -> None:
+        now_s = self._now_s()
+        for record, _ in self._live.values():
+            record.error = CUT
+            if record.first_s < 0:
+                record.first_s = record.last_s = now_s
+            self.records.append(record)
+        if self._live:
+            self._core.abort_requests(list(self._live))
+        self._live.clear()
+
+
+def request_of(request_id: str, prompt: list[int], max_tokens: int) -> Any:
+    """Return a request that emits exactly `max_tokens` tokens."""
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def serve(core: Any, prompts: list[list[int]], max_tokens: int, label: str) -> None:
+    """Serve prompts to their end."""
+    for index, prompt in enumerate(prompts):
+        core.add_request(request_of(f"{label}-{index}", prompt, max_tokens))
+    num_open = len(prompts)
+    while num_open:
+        num_open -= sum(bool(o.finished) and o.request_id.startswith(label) for o in core.get_output().outputs)
+
+
+def sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Play the trace of `request` in its shape; return a record per turn."""
+    trace = open_trace(request["trace"], Shape(**request["shape"]))
+    replay = EngineReplay(llm.llm_engine.engine_core, trace.sessions, request["label"])
+    replay.fill_cache()
+    replay.run(request["seconds"])
+    return {"records": msgspec.to_builtins(replay.records), "trace": trace.describe()}
+
+
+def step_shapes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Measure steps of known shapes; return a row per shape: work and milliseconds."""
+    core = llm.llm_engine.engine_core
+    rows = []
+    for number, (num_decodes, context) in enumerate(request["decodes"]):
+        rows += _rows_of(core, num_decodes, context, request["prefills"], 10_000 + number * 1000)
+    return {"rows": rows}
+
+
+def _rows_of(
+    core: Any, num_decodes: int, context: int, prefills: list[list[int]], stream: int
+) -> list[dict[str, float]]:
+    """Measure decodes alone, then each prompt `[tokens cached, tokens new]` beside them."""
+    from benchmarks.gpu.workload import random_prompt
+
+    for index in range(num_decodes):
+        core.add_request(request_of(f"d{stream}-{index}", random_prompt(stream + index, context), 4000))
+    clock = _StepClock(core, f"d{stream}-", num_decodes)
+    clock.wait_until_all_decode()
+    decode_ms = statistics.median(clock.gaps_ms(40))
+    context_tokens = num_decodes * (context + clock.num_steps)
+    rows = [{"decodes": num_decodes, "context": context_tokens, "prefill": 0, "pairs": 0, "ms": decode_ms}]
+    for begin, new in prefills if num_decodes else []:
+        extra = []
+        for rep in range(3):
+            prompt = (
+                random_prompt(stream + 500 + rep, begin + new)
+                if begin
+                else random_prompt(stream + 600 + rep + new, new)
+            )
+            if begin:
+                core.add_request(request_of(f"w{stream}-{begin}-{new}-{rep}", prompt[:begin], 1))
+                clock.gaps_ms(60)
+            core.add_request(request_of(f"p{stream}-{begin}-{new}-{rep}", prompt, 1))
+            gaps = clock.gaps_ms(12)
+            extra.append(sum(gaps) - len(gaps) * decode_ms)
+        pairs = new * (begin + new / 2)
+        ms = decode_ms + statistics.median(extra)
+        context_tokens = num_decodes * (context + clock.num_steps)
+        rows.append({"decodes": num_decodes, "context": context_tokens, "prefill": new, "pairs": pairs, "ms": ms})
+    core.abort_requests([f"d{stream}-{index}" for index in range(num_decodes)])
+    time.sleep(0.2)
+    return rows
+
+
+class _StepClock:
+    """Times between steps in which all decodes of a label got a token."""
+
+    def __init__(self, core: Any, label: str, num_decodes: int) -> None:
+        self.num_steps = 0
+        self._core = core
+        self._label = label
+        self._num_decodes = num_decodes
+
+    def wait_until_all_decode(self) -> None:
+        while self._next() < self._num_decodes:
+            pass
+        self.gaps_ms(10)
+
+    def gaps_ms(self, count: int) -> list[float]:
+        """Return the milliseconds between the next `count` steps."""
+        times = [time.perf_counter()]
+        while len(times) <= count:
+            if self._next() >= self._num_decodes:
+                times.append(time.perf_counter())
+        return [(after - before) * 1e3 for before, after in itertools.pairwise(times)]
+
+    def _next(self) -> int:
+        outputs = self._core.get_output().outputs
+        self.num_steps += 1
+        return sum(output.request_id.startswith(self._label) for output in outputs)

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/bindings/pace_io.h"
+
+#include <string>
+#include <utility>
+
+namespace tokenspeed::bindings {
+
+using scheduler_fsm::ChunkBudget;
+using scheduler_fsm::ChunkQuestion;
+using scheduler_fsm::StepTimeModel;
+
+void bind_pace(py::module_& module) {
+    using Question = PyChunkQuestion;
+    py::class_<Question>(module, "ChunkQuestion")
+        .def_property_readonly("decode_tokens", [](const Question& q) { return q.question.decodes.decode_tokens; })
+        .def_property_readonly("context_tokens", [](const Question& q) { return q.question.decodes.context_tokens; })
+        .def_property_readonly("begin_tokens", [](const Question& q) { return q.question.begin_tokens; })
+        .def_property_readonly("most_tokens", [](const Question& q) { return q.question.most_tokens; })
+        .def_property_readonly("period_ms", [](const Question& q) { return q.question.period_ms; })
+        .def_property_readonly("slowest_user_ms", [](const Question& q) { return q.question.slowest_user_ms; })
+        .def("predict_ms",
+             [](const Question& q, double num_tokens) {
+                 return q.model.predict_ms(q.question.decodes.with_prefill(q.question.begin_tokens, num_tokens));
+             })
+        .def("fitting_tokens", [](const Question& q, double budget_ms) {
+            return q.model.fitting_prefill(q.question.decodes, q.question.begin_tokens, budget_ms,
+                                           q.question.most_tokens);
+        });
+}
+
+ChunkBudget python_chunk_budget(py::function budget) {
+    return [budget = std::move(budget)](const ChunkQuestion& question, const StepTimeModel& model) {
+        const py::object answer = budget(PyChunkQuestion{question, model});
+        if (!py::isinstance<py::int_>(answer) || answer < py::int_(0)) {
+            throw py::value_error("the chunk budget answered " + py::repr(answer).cast<std::string>() +
+                                  "; allowed: a number of tokens, 0 or more");
+        }
+        const py::int_ most(question.most_tokens);
+        return (answer < most ? answer : py::object(most)).cast<std::uint32_t>();
+    };
+}
+
+py::dict pace_report(const scheduler_fsm::PaceControl& pace) {
+    py::dict values;
+    values["target_period_ms"] = pace.period_s() * 1e3;
+    values["predicted_ms"] = pace.report.predicted_ms;
+    values["measured_ms"] = pace.report.measured_ms;
+    values["relative_error"] = pace.model().relative_error();
+    values["learnt_steps"] = pace.model().num_steps();
+    values["chunk_tokens"] = pace.report.chunk_tokens;
+    values["limited_steps"] = pace.report.num_limited_steps;
+    values["held_admissions"] = pace.report.num_held_admissions;
+    values["shed_requests"] = pace.report.num_shed_requests;
+    return values;
+}
+
+}  // namespace tokenspeed::bindings

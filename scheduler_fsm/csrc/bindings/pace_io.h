@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "scheduler_fsm/csrc/pace/pace_control.h"
+
+namespace tokenspeed::bindings {
+
+namespace py = pybind11;
+
+/// The question that a chunk budget written in Python gets. Valid during the call only.
+struct PyChunkQuestion {
+    const scheduler_fsm::ChunkQuestion& question;
+    const scheduler_fsm::StepTimeModel& model;
+};
+
+/// Registers the question's class.
+void bind_pace(py::module_& module);
+
+/// A chunk budget that asks a Python function; an answer that is no number of tokens raises ValueError.
+[[nodiscard]] scheduler_fsm::ChunkBudget python_chunk_budget(py::function budget);
+
+/// Model, error and limits as a dictionary.
+[[nodiscard]] py::dict pace_report(const scheduler_fsm::PaceControl& pace);
+
+}  // namespace tokenspeed::bindings

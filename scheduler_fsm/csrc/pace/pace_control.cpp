@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/pace/pace_control.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tokenspeed::scheduler_fsm {
+namespace {
+
+// Aimed at is a little more than what was asked for: users are judged by the target itself.
+constexpr double kAim = 0.96;
+// A user that is behind is caught up with in steps of at least this share of the period...
+constexpr double kShortestStep = 0.7;
+// ... and one that is ahead does not make the others wait for longer than a period.
+constexpr double kLongestStep = 1.0;
+// Decodes that admissions may add up to: the rest of the period is for prompts. Filling it up would gain little, since
+// a step's cost grows with its users, and would leave prompts nothing.
+constexpr double kAdmittedShare = 0.95;
+constexpr double kShedShare = 1.05;
+// A target is out of reach when no step of late was shorter than this share of its period.
+constexpr double kReachedShare = 1.25;
+constexpr double kForgetLeast = 1.001;
+constexpr std::uint32_t kShedPlans = 8;
+constexpr std::uint64_t kFewSteps = 16;  // measured before anybody is retracted by them
+// Prompts that got nothing in so many plans get a small chunk, whatever it costs: nothing starves.
+constexpr std::uint32_t kHungryPlans = 8;
+constexpr double kHungryShare = 0.25;
+constexpr std::uint32_t kLeastChunk = 16;
+
+}  // namespace
+
+std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model) {
+    const double budget_ms =
+        std::clamp(question.slowest_user_ms, kShortestStep * question.period_ms, kLongestStep * question.period_ms);
+    return model.fitting_prefill(question.decodes, question.begin_tokens, budget_ms, question.most_tokens);
+}
+
+PaceControl::PaceControl(double target_tps) noexcept : period_s_(target_tps > 0 ? kAim / target_tps : 0) {}
+
+double PaceControl::begin_s(double now_s) const noexcept {
+    if (in_flight_.empty()) return now_s;
+    double free_s = std::max(in_flight_.front().begin_s, was_idle_ ? 0.0 : last_completed_s_);
+    for (const InFlight& step : in_flight_) free_s += step.predicted_ms / 1e3;
+    return std::max(now_s, free_s);
+}
+
+void PaceControl::note_planned(std::uint64_t step, double now_s, const StepWork& work) {
+    // With more to do, time between two completions counts: that is what users feel.
+    const double begin = was_idle_ || last_completed_s_ > now_s ? now_s : last_completed_s_;
+    was_idle_ = false;
+    in_flight_.push_back({step, begin, model_.predict_ms(work), work});
+}
+
+void PaceControl::note_completed(std::uint64_t step, double now_s, bool has_more) {
+    const auto found = std::ranges::find(in_flight_, step, &InFlight::step);
+    if (found == in_flight_.end()) return;
+    const double begin = std::max(found->begin_s, last_completed_s_);
+    report.predicted_ms = found->predicted_ms;
+    report.measured_ms = (now_s - begin) * 1e3;
+    model_.learn(found->work, report.measured_ms);
+    least_ms_ = std::min(report.measured_ms, least_ms_ * kForgetLeast);
+    in_flight_.erase(found);
+    last_completed_s_ = now_s;
+    was_idle_ = in_flight_.empty() && !has_more;
+}
+
+bool PaceControl::is_attainable(double context_tokens) const noexcept {
+    // What was reached lately counts more than what the model says of one user, which it has seldom seen.
+    return least_ms_ <= kReachedShare * period_s_ * 1e3 ||
+           model_.predict_ms({1, context_tokens, 0, 0}) <= period_s_ * 1e3;
+}
+
+bool PaceControl::admits(const StepWork& decodes) const noexcept {
+    return model_.predict_ms(decodes) <= kAdmittedShare * period_s_ * 1e3;
+}
+
+bool PaceControl::must_shed(const StepWork& decodes) noexcept {
+    const bool is_over = model_.num_steps() >= kFewSteps && model_.predict_ms(decodes) > kShedShare * period_s_ * 1e3;
+    num_overloaded_plans_ = is_over ? num_overloaded_plans_ + 1 : 0;
+    if (num_overloaded_plans_ < kShedPlans) return false;
+    num_overloaded_plans_ = 0;
+    return true;
+}
+
+std::uint32_t PaceControl::prefill_tokens(const ChunkQuestion& question, bool prompts_want) {
+    std::uint32_t tokens = std::min(chunk_budget_(question, model_), question.most_tokens);
+    num_hungry_plans_ = tokens == 0 && prompts_want ? num_hungry_plans_ + 1 : 0;
+    if (num_hungry_plans_ >= kHungryPlans) {
+        num_hungry_plans_ = 0;
+        const double budget_ms = model_.predict_ms(question.decodes) + kHungryShare * question.period_ms;
+        tokens = model_.fitting_prefill(question.decodes, question.begin_tokens, budget_ms, question.most_tokens);
+        tokens = std::min(std::max(tokens, kLeastChunk), question.most_tokens);
+    }
+    report.chunk_tokens = tokens;
+    report.num_limited_steps += prompts_want && tokens < question.most_tokens;
+    return tokens;
+}
+
+}  // namespace tokenspeed::scheduler_fsm

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+
+#include "scheduler_fsm/csrc/pace/step_time_model.h"
+
+namespace tokenspeed::scheduler_fsm {
+
+/// What is asked when a step's decodes are settled: how many prompt tokens may share the step?
+struct ChunkQuestion {
+    StepWork decodes;               ///< of this step
+    double begin_tokens = 0;        ///< of the prompt that is served next, computed already
+    std::uint32_t most_tokens = 0;  ///< what the step's token budget leaves
+    double period_ms = 0;           ///< time per token of the target
+    double slowest_user_ms = 0;     ///< until the next token of the slowest user is due
+};
+
+/// Answers it. The scheduler never gives more than `most_tokens`, and keeps prompts from starving by itself.
+using ChunkBudget = std::function<std::uint32_t(const ChunkQuestion&, const StepTimeModel&)>;
+
+/// The largest chunk whose step ends before the slowest user's token is due. A user that is behind does not stop
+/// prompts altogether, and one that is ahead does not allow a step that everybody feels.
+[[nodiscard]] std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model);
+
+/// Keeps a rate of output tokens per user: measures steps, and says what a step may hold.
+///
+/// Off with a target of 0; then nothing is measured and nobody asks.
+class PaceControl {
+  public:
+    explicit PaceControl(double target_tps) noexcept;
+
+    [[nodiscard]] bool is_on() const noexcept { return period_s_ > 0; }
+    /// Seconds per token that are aimed at, a little less than the target's.
+    [[nodiscard]] double period_s() const noexcept { return period_s_; }
+    [[nodiscard]] const StepTimeModel& model() const noexcept { return model_; }
+    void set_chunk_budget(ChunkBudget budget) { chunk_budget_ = std::move(budget); }
+
+    void note_planned(std::uint64_t step, double now_s, const StepWork& work);
+    /// Takes the time of a step in. `has_more`: requests run or wait, so the next step follows at once.
+    void note_completed(std::uint64_t step, double now_s, bool has_more);
+
+    /// When a step that is planned now will begin: after those in flight.
+    [[nodiscard]] double begin_s(double now_s) const noexcept;
+
+    /// False when not even one user of this context would reach the target; then no limit helps, and none is set.
+    [[nodiscard]] bool is_attainable(double context_tokens) const noexcept;
+    /// Whether decodes of this work, all in one step, leave room for prompts within the target.
+    [[nodiscard]] bool admits(const StepWork& decodes) const noexcept;
+    /// True once decodes alone have broken the target for several plans on end.
+    [[nodiscard]] bool must_shed(const StepWork& decodes) noexcept;
+    /// Prompt tokens that may share a step. `prompts_want`: somebody has tokens to compute.
+    [[nodiscard]] std::uint32_t prefill_tokens(const ChunkQuestion& question, bool prompts_want);
+
+    struct Report {
+        double predicted_ms = 0;  ///< of the last step
+        double measured_ms = 0;
+        std::uint32_t chunk_tokens = 0;  ///< the last limit that was set
+        std::uint64_t num_limited_steps = 0;
+        std::uint64_t num_held_admissions = 0;
+        std::uint64_t num_shed_requests = 0;
+    };
+    Report report;
+
+  private:
+    struct InFlight {
+        std::uint64_t step;
+        double begin_s;
+        double predicted_ms;
+        StepWork work;
+    };
+
+    double period_s_;
+    StepTimeModel model_;
+    ChunkBudget chunk_budget_ = chunk_within_target;
+    std::deque<InFlight> in_flight_;
+    double last_completed_s_ = 0;
+    bool was_idle_ = true;
+    double least_ms_ = 1e9;  // of the steps of late
+    std::uint32_t num_overloaded_plans_ = 0;
+    std::uint32_t num_hungry_plans_ = 0;
+};
+
+}  // namespace tokenspeed::scheduler_fsm

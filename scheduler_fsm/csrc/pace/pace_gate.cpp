@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler_fsm/csrc/pace/pace_gate.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tokenspeed::scheduler_fsm {
+namespace {
+
+// What a user lost beyond this many tokens' time is lost: catching up with it would hold prompts back for too long.
+constexpr double kMostLagPeriods = 4;
+
+void add_decode(StepWork& work, double num_tokens, double context) noexcept {
+    work.decode_tokens += num_tokens;
+    work.context_tokens += context;
+}
+
+}  // namespace
+
+StepWork PaceGate::running_work() const noexcept {
+    StepWork work;
+    for (const OrderedRequests* set : {&step_.engine.decoding, &step_.engine.prefilling}) {
+        for (const Request* request : set->items()) add_decode(work, 1, request->num_known_tokens());
+    }
+    return work;
+}
+
+void PaceGate::shed() {
+    if (!is_on()) return;
+    EngineState& engine = step_.engine;
+    StepWork work;
+    for (const Request* request : engine.decoding.items()) add_decode(work, 1, request->num_known_tokens());
+    if (!engine.pace.must_shed(work) || engine.decoding.size() < 2) return;
+    if (!engine.pace.is_attainable(work.context_tokens / work.decode_tokens)) return;
+    ++engine.pace.report.num_shed_requests;
+    step_.retract(*engine.decoding.items().back());
+}
+
+double PaceGate::slowest_user_s() {
+    PaceControl& pace = step_.engine.pace;
+    const double begin_s = pace.begin_s(step_.options.now_s);
+    double least_s = std::numeric_limits<double>::infinity();
+    for (const PlanRow& row : plan_.rows) {
+        Request& request = *row.request;
+        if (request.first_token_s < 0) continue;  // its first token is still under way
+        // The first token came at first_token_s; the one of this step has this many before it.
+        const double num_before = request.num_output_tokens() + row.num_placeholders;
+        double left_s = request.first_token_s + num_before * pace.period_s() - begin_s;
+        const double most_lag_s = kMostLagPeriods * pace.period_s();
+        if (left_s < -most_lag_s) {
+            request.first_token_s += -most_lag_s - left_s;
+            left_s = -most_lag_s;
+        }
+        least_s = std::min(least_s, left_s);
+    }
+    return least_s;
+}
+
+const Request* PaceGate::next_prompt() const noexcept {
+    const EngineState& engine = step_.engine;
+    if (!engine.prefilling.empty()) return engine.prefilling.items().front();
+    if (!engine.waiting.empty() && engine.has_slot()) return &engine.waiting.front();
+    return nullptr;
+}
+
+void PaceGate::limit_prefill() {
+    num_decode_rows_ = plan_.rows.size();
+    if (!is_on() || plan_.rows.empty()) return;
+    for (const PlanRow& row : plan_.rows) add_decode(decodes_, row.num_tokens, row.num_computed_tokens);
+    const Request* prompt = next_prompt();
+    PaceControl& pace = step_.engine.pace;
+    // A prompt that may not be split waits for a step that holds it whole, or it would never run.
+    if (prompt == nullptr || !step_.engine.config.chunked_prefill) return;
+    if (!pace.is_attainable(decodes_.context_tokens / decodes_.decode_tokens)) return;
+    ChunkQuestion question;
+    question.decodes = decodes_;
+    // A waiting prompt is mostly one that comes back with its history cached.
+    question.begin_tokens = prompt->is_prefilling() ? prompt->num_computed_tokens : prompt->num_known_tokens();
+    question.most_tokens = step_.token_budget;
+    question.period_ms = pace.period_s() * 1e3;
+    question.slowest_user_ms = std::min(slowest_user_s(), 1e3) * 1e3;
+    step_.token_budget = pace.prefill_tokens(question, true);
+}
+
+bool PaceGate::admits(const Request& request) {
+    EngineState& engine = step_.engine;
+    if (!is_on() || engine.num_running() == 0) return true;
+    StepWork work = running_work();
+    add_decode(work, 1, request.num_known_tokens());
+    if (engine.pace.admits(work) || !engine.pace.is_attainable(work.context_tokens / work.decode_tokens)) return true;
+    ++engine.pace.report.num_held_admissions;
+    return false;
+}
+
+void PaceGate::close() {
+    if (!is_on() || plan_.rows.empty()) return;
+    StepWork work = decodes_;
+    for (std::size_t i = num_decode_rows_; i < plan_.rows.size(); ++i) {
+        work = work.with_prefill(plan_.rows[i].num_computed_tokens, plan_.rows[i].num_tokens);
+    }
+    step_.engine.pace.note_planned(plan_.step, step_.options.now_s, work);
+}
+
+}  // namespace tokenspeed::scheduler_fsm

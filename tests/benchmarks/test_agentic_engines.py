@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions at an engine core's client, and the fit of a step model to measured steps."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.agentic.engine_replay import EngineReplay, step_shapes
+from benchmarks.agentic.fit import fit_device, write_step_model
+from benchmarks.agentic.records import CUT
+from benchmarks.agentic.shaping import Shape, shaped, synthetic
+from benchmarks.agentic.step_time import H200_DENSE_1B, StepShape, StepTimeModel
+
+
+class Core:
+    """An engine core whose every step gives each request a token; prompts take no time unless `prompt_s` is given."""
+
+    def __init__(self, step_s=0.001, prompt_s=0.0):
+        self.open = {}
+        self.sent = []
+        self.aborted = []
+        self.new_tokens = 0
+        self.step_s, self.prompt_s = step_s, prompt_s
+
+    def add_request(self, request):
+        self.sent.append((request.request_id, len(request.prompt_token_ids)))
+        self.open[request.request_id] = request.sampling_params.max_tokens
+        self.new_tokens += len(request.prompt_token_ids)
+
+    def get_output(self):
+        time.sleep(self.step_s + self.prompt_s * self.new_tokens)
+        self.new_tokens = 0
+        outputs = []
+        for request_id in list(self.open):
+            self.open[request_id] -= 1
+            finished = self.open[request_id] == 0
+            stats = SimpleNamespace(num_cached_tokens=16)
+            outputs.append(
+                SimpleNamespace(request_id=request_id, new_token_ids=[1], finished=finished, prefill_stats=stats)
+            )
+            if finished:
+                del self.open[request_id]
+        return SimpleNamespace(outputs=outputs)
+
+    def abort_requests(self, request_ids):
+        self.aborted += request_ids
+        for request_id in request_ids:
+            del self.open[request_id]
+
+
+TRACE = shaped(synthetic(4, num_turns=3), Shape(rate=200.0, length=0.05, output_length=0.05))
+
+
+def test_sessions_are_played_whole_and_in_turn():
+    core = Core()
+    replay = EngineReplay(core, TRACE.sessions, "x")
+    replay.fill_cache()
+    assert len(core.sent) == 4
+    replay.run(30.0)
+    by_turn = {(record.session, record.turn): record for record in replay.records}
+    assert len(by_turn) == TRACE.num_turns
+    for session in TRACE.sessions:
+        for number, turn in enumerate(session.turns):
+            record = by_turn[session.name, number]
+            assert (record.output_tokens, record.cached_tokens, record.error) == (turn.output_tokens, 16, "")
+            if number:
+                assert record.sent_s >= by_turn[session.name, number - 1].last_s + turn.gap_s
+
+
+def test_what_is_under_way_at_the_end_is_cut_and_aborted():
+    core = Core(step_s=0.02)
+    replay = EngineReplay(core, TRACE.sessions, "x")
+    replay.run(0.15)
+    cut = [record for record in replay.records if record.error]
+    assert {record.error for record in cut} == {CUT}
+    assert len(core.aborted) == len(cut) > 0
+    assert core.open == {}
+
+
+def test_steps_of_known_shapes_are_measured():
+    core = Core(step_s=0.002, prompt_s=2e-5)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    rows = step_shapes(llm, {"decodes": [[2, 30]], "prefills": [[0, 1000], [500, 250]]})["rows"]
+    assert [(row["decodes"], row["prefill"], row["pairs"]) for row in rows] == [
+        (2, 0, 0),
+        (2, 1000, 500_000),
+        (2, 250, 250 * 625),
+    ]
+    assert rows[0]["context"] > 60
+    assert rows[0]["ms"] >= 2.0
+    assert rows[1]["ms"] >= rows[0]["ms"] + 15
+    assert core.open == {}
+
+
+def measured_rows():
+    truth = StepTimeModel.load(H200_DENSE_1B, "stock")
+    shapes = [(n, n * c, p, p * c) for n in (16, 64, 128) for c in (1000, 8000, 16_000) for p in (0, 512, 2048)]
+    return [
+        {"decodes": n, "context": c, "prefill": p, "pairs": q, "ms": truth.device_ms(StepShape(n, c, p, q))}
+        for n, c, p, q in shapes
+    ]
+
+
+def test_the_fit_finds_the_device_behind_the_steps(tmp_path):
+    found, error = fit_device(measured_rows(), host_ms=3.0)
+    assert error < 1e-6
+    assert found == pytest.approx(json.loads(H200_DENSE_1B.read_text())["device"], rel=1e-3)
+    path = tmp_path / "model.json"
+    write_step_model(H200_DENSE_1B, path, measured_rows(), "a command")
+    assert StepTimeModel.load(path, "ours").device_ms(StepShape(64, 90_000, 256, 10_000)) == pytest.approx(
+        StepTimeModel.load(H200_DENSE_1B, "ours").device_ms(StepShape(64, 90_000, 256, 10_000)), rel=1e-3
+    )
+    assert "a command" in json.loads(path.read_text())["sources"]["device"]
+
+
+def test_no_coefficient_is_negative_and_the_host_hides_nothing():
+    rows = measured_rows()
+    for row in rows:
+        row["ms"] = max(0.5, row["ms"] - 2.5)  # as if the fixed cost were below zero
+    found, _ = fit_device(rows, host_ms=0.1)
+    assert min(found.values()) == 0.0
+    with pytest.raises(ValueError, match=r"0 of 27 steps take longer than the host.s 100000\.00 ms; needed: 5"):
+        fit_device(rows, host_ms=1e5)

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rate per user, kept on a virtual clock by a device whose times the scheduler has to learn.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/cpp/scheduler_fsm/fixture.h"
+
+using namespace tokenspeed::scheduler_fsm;
+using namespace tokenspeed::scheduler_fsm::testing;
+
+namespace {
+
+constexpr double kTargetMs = 1000.0 / 70;
+
+SchedulerConfig paced(double target_tps, std::uint32_t budget = 8192) {
+    SchedulerConfig config =
+        config_of({.num_blocks = 60'000, .block_tokens = 64, .budget = budget, .max_num_seqs = 256});
+    config.max_model_tokens = 200'000;
+    config.target_tps = target_tps;
+    return config;
+}
+
+/// Runs steps on a device of known speed; asynchronous scheduling plans one ahead.
+class Engine {
+  public:
+    explicit Engine(SchedulerConfig config) : scheduler(std::move(config)) {}
+
+    RequestHandle add(std::uint32_t num_prompt, std::uint32_t max_tokens) {
+        auto spec = spec_of("r" + std::to_string(content_), num_prompt, max_tokens, content_, 64);
+        ++content_;
+        return std::get<RequestHandle>(scheduler.submit(std::move(spec)));
+    }
+    void add_many(int count, std::uint32_t num_prompt, std::uint32_t max_tokens) {
+        for (int i = 0; i < count; ++i) add(num_prompt, max_tokens);
+    }
+    /// One step; returns its milliseconds, 0 when nothing was planned.
+    double step() {
+        const ExecutionPlan& plan = scheduler.plan({PauseLevel::kNone, false, now_s});
+        if (plan.rows.empty()) {
+            now_s += 1e-3;
+            return 0;
+        }
+        double ms = 1.3;
+        num_prefill = num_decodes = 0;
+        std::vector<TokenId> tokens;
+        std::vector<std::uint32_t> offsets = {0};
+        for (const PlanRow& row : plan.rows) {
+            const bool is_decode = row.num_tokens == 1 && row.num_computed_tokens >= row.request->num_prompt_tokens;
+            const double begin = row.num_computed_tokens;
+            ms += is_decode ? 0.0026 + 1.7e-5 * begin
+                            : row.num_tokens * (0.0035 + 3.3e-7 * (begin + row.num_tokens / 2.0));
+            (is_decode ? num_decodes : num_prefill) += row.num_tokens;
+            if (row.samples) tokens.push_back(7);
+            offsets.push_back(static_cast<std::uint32_t>(tokens.size()));
+        }
+        ms *= factor;
+        now_s += ms / 1e3;
+        std::vector<RequestHandle> gone;
+        for (const Delivery& delivery : scheduler.advance({plan.step, tokens, offsets, now_s})) {
+            if (delivery.finished) gone.push_back(delivery.request->handle);
+        }
+        for (const RequestHandle handle : gone) scheduler.release(handle);
+        num_finished += static_cast<int>(gone.size());
+        return ms;
+    }
+    void steps(int count) {
+        for (int i = 0; i < count; ++i) step();
+    }
+    /// Mean milliseconds of the next `count` steps: what a user of all of them feels.
+    double mean_ms(int count) {
+        double sum = 0;
+        for (int i = 0; i < count; ++i) sum += step();
+        return sum / count;
+    }
+
+    Scheduler scheduler;
+    double now_s = 0;
+    double factor = 1;
+    std::uint32_t num_prefill = 0;
+    std::uint32_t num_decodes = 0;
+    int num_finished = 0;
+
+  private:
+    TokenId content_ = 1;
+};
+
+/// Sixteen users that decode, with the model warm.
+struct RunningEngine : Engine {
+    explicit RunningEngine(double target_tps = 70) : Engine(paced(target_tps)) {
+        add_many(16, 2000, 100'000);
+        steps(60);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a long prompt is cut so that users keep their rate, and it gets what they can spare") {
+    RunningEngine engine;
+    REQUIRE(engine.num_decodes == 16);
+    engine.add(100'000, 10);
+    engine.steps(20);
+    for (int i = 0; i < 10; ++i) CHECK(engine.mean_ms(10) <= kTargetMs);
+    CHECK(engine.mean_ms(10) > 0.8 * kTargetMs);  // no time is left unused
+    CHECK(engine.num_prefill > 100);
+}
+
+TEST_CASE("without a target the same prompt makes everybody wait") {
+    RunningEngine engine(0);
+    engine.add(100'000, 10);
+    CHECK(engine.mean_ms(10) > 2 * kTargetMs);
+    CHECK(engine.scheduler.pace().model().num_steps() == 0);
+}
+
+TEST_CASE("a burst of long prompts is worked off one by one at the target, and nobody starves") {
+    RunningEngine engine;
+    engine.add_many(8, 100'000, 20);
+    engine.steps(20);
+    int num_steps = 0;
+    while (engine.num_finished < 8) {
+        REQUIRE(++num_steps < 6000);
+        // Contexts of 100K cost more than the target leaves at times; then prompts crawl and decodes still hold it.
+        const double ms = engine.step();
+        const PaceControl& pace = engine.scheduler.pace();
+        CAPTURE(num_steps, engine.num_prefill, engine.num_decodes, pace.report.chunk_tokens, pace.report.predicted_ms);
+        CAPTURE(pace.report.num_limited_steps, pace.is_attainable(5000), pace.model().predict_ms({1, 5000, 0, 0}));
+        REQUIRE(ms < 2.0 * kTargetMs);
+    }
+}
+
+TEST_CASE("a step change of load is within the target after 20 steps") {
+    RunningEngine engine;
+    engine.add_many(60, 3000, 400);
+    engine.steps(20);
+    for (int i = 0; i < 20; ++i) CHECK(engine.mean_ms(20) <= 1.02 * kTargetMs);
+    while (engine.num_finished < 60) engine.step();
+    CHECK(engine.now_s < 60);
+}
+
+TEST_CASE("a model that is wrong by 2 or by half is right again after 20 steps") {
+    for (const double factor : {2.0, 0.5}) {
+        RunningEngine engine;
+        engine.add_many(4, 100'000, 10);
+        engine.steps(30);
+        engine.factor = factor;
+        engine.steps(20);
+        const double mean = engine.mean_ms(20);
+        CHECK(mean <= 1.02 * kTargetMs);
+        CHECK(mean > 0.7 * kTargetMs);
+    }
+}
+
+TEST_CASE("more users than the target bears wait in order, and those that run keep their rate") {
+    Engine engine(paced(70));
+    std::vector<RequestHandle> handles;
+    for (int i = 0; i < 120; ++i) handles.push_back(engine.add(8000, 2000));
+    engine.steps(1000);
+    const std::uint32_t num_running = engine.scheduler.num_running();
+    CHECK(num_running < 110);
+    CHECK(num_running > 40);
+    for (std::size_t i = 1; i < handles.size(); ++i) {
+        const Request* before = engine.scheduler.find(handles[i - 1]);
+        const Request* after = engine.scheduler.find(handles[i]);
+        if (after != nullptr && after->is_running()) CHECK((before == nullptr || before->is_running()));
+    }
+    CHECK(engine.mean_ms(50) <= 1.02 * kTargetMs);
+    while (engine.num_finished < 120) engine.step();
+    CHECK(engine.scheduler.pace().report.num_held_admissions > 0);
+}
+
+TEST_CASE("when decodes alone outgrow the target, the last ones wait and the others keep it") {
+    RunningEngine engine;
+    engine.add_many(24, 2000, 2000);
+    engine.steps(100);
+    engine.factor = 6;  // forty users take 19 ms now
+    engine.steps(250);
+    CHECK(engine.scheduler.pace().report.num_shed_requests > 0);
+    CHECK(engine.scheduler.num_running() >= 2);
+    CHECK(engine.mean_ms(50) <= 1.1 * kTargetMs);
+}
+
+TEST_CASE("a target that not even one user can get limits nothing") {
+    Engine engine(paced(70));
+    engine.factor = 40;
+    engine.add_many(10, 500, 200);
+    engine.steps(30);
+    engine.add(6000, 5);
+    engine.step();
+    CHECK(engine.num_prefill == 6000);
+    CHECK(engine.scheduler.num_running() == 11);
+    CHECK(engine.scheduler.pace().report.num_shed_requests == 0);
+}
+
+TEST_CASE("a budget that always says no does not starve prompts") {
+    RunningEngine engine;
+    engine.scheduler.pace().set_chunk_budget([](const ChunkQuestion&, const StepTimeModel&) { return 0U; });
+    engine.add(1000, 3);
+    int num_steps = 0;
+    while (engine.num_finished == 0) {
+        REQUIRE(++num_steps < 600);
+        engine.step();
+    }
+}
+
+TEST_CASE("time without work is not a step") {
+    Engine engine(paced(70));
+    engine.add(100, 5);
+    engine.steps(5);
+    CHECK(engine.num_finished == 1);
+    engine.now_s += 100;
+    engine.add(100, 5);
+    engine.step();
+    CHECK(engine.scheduler.pace().report.measured_ms < 10);
+}
+
+TEST_CASE("prompts that may not be split run whole under a target, too") {
+    SchedulerConfig config = paced(70);
+    config.chunked_prefill = false;
+    Engine engine(config);
+    engine.add_many(4, 500, 1000);
+    engine.steps(30);
+    engine.add(8000, 2);
+    engine.step();
+    CHECK(engine.num_prefill == 8000);
+}
+
+TEST_CASE("a negative target is refused") {
+    CHECK_THROWS_WITH(Scheduler(paced(-1)), Catch::Contains("target_tps is -1") && Catch::Contains("at least 0"));
+}

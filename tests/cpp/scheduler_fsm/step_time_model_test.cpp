@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+
+#include "scheduler_fsm/csrc/pace/step_time_model.h"
+
+using namespace tokenspeed::scheduler_fsm;
+
+namespace {
+
+/// A device whose times the model does not know.
+double device_ms(const StepWork& work, double factor = 1.0) {
+    return factor * (1.3 + 0.0026 * work.decode_tokens + 1.7e-5 * work.context_tokens + 0.0035 * work.prefill_tokens +
+                     3.3e-7 * work.prefill_pairs);
+}
+
+/// Shapes that a busy engine sees, the i-th of them.
+StepWork shape(int i) {
+    const StepWork decodes{8.0 + i * 7 % 96, 1000.0 * (8 + i * 13 % 300), 0, 0};
+    return i % 3 == 0 ? decodes.with_prefill(1000.0 * (i % 11), 64.0 * (i % 17)) : decodes;
+}
+
+void learn(StepTimeModel& model, int num_steps, double factor = 1.0) {
+    for (int i = 0; i < num_steps; ++i) model.learn(shape(i), device_ms(shape(i), factor));
+}
+
+double worst_error(const StepTimeModel& model, double factor = 1.0) {
+    double worst = 0;
+    for (int i = 100; i < 150; ++i) {
+        worst = std::max(worst, std::abs(model.predict_ms(shape(i)) / device_ms(shape(i), factor) - 1));
+    }
+    return worst;
+}
+
+}  // namespace
+
+TEST_CASE("the model learns a device from the steps that it sees") {
+    StepTimeModel model;
+    CHECK(worst_error(model) > 0.3);
+    learn(model, 200);
+    CHECK(worst_error(model) < 0.1);
+    CHECK(model.relative_error() < 0.15);
+    CHECK(model.num_steps() == 200);
+}
+
+TEST_CASE("a device that becomes slower or faster is followed within 20 steps") {
+    for (const double factor : {2.0, 0.5}) {
+        StepTimeModel model;
+        learn(model, 200);
+        learn(model, 20, factor);
+        CHECK(worst_error(model, factor) < 0.25);
+    }
+}
+
+TEST_CASE("outliers hardly move what is predicted") {
+    StepTimeModel model;
+    learn(model, 200);
+    const double before = model.predict_ms(shape(7));
+    for (int i = 0; i < 3; ++i) {
+        model.learn(shape(i), 40 * device_ms(shape(i)));
+        CHECK(std::abs(model.predict_ms(shape(7)) / before - 1) < 0.6);
+        for (int j = 0; j < 12; ++j) model.learn(shape(j), device_ms(shape(j)));
+    }
+    CHECK(worst_error(model) < 0.2);
+}
+
+TEST_CASE("times that cannot be are ignored") {
+    StepTimeModel model;
+    const double before = model.predict_ms(shape(1));
+    for (const double ms :
+         {0.0, -3.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+        model.learn(shape(1), ms);
+    }
+    CHECK(model.predict_ms(shape(1)) == before);
+    CHECK(model.num_steps() == 0);
+}
+
+TEST_CASE("the largest chunk that fits is found") {
+    StepTimeModel model;
+    learn(model, 200);
+    const StepWork decodes{32, 64'000, 0, 0};
+    const double budget_ms = 12;
+    const std::uint32_t tokens = model.fitting_prefill(decodes, 4000, budget_ms, 8192);
+    CHECK(tokens > 0);
+    CHECK(tokens < 8192);
+    CHECK(model.predict_ms(decodes.with_prefill(4000, tokens)) <= budget_ms);
+    CHECK(model.predict_ms(decodes.with_prefill(4000, tokens + 1)) > budget_ms);
+    CHECK(model.fitting_prefill(decodes, 4000, 0.001, 8192) == 0);
+    CHECK(model.fitting_prefill(decodes, 4000, 1e9, 8192) == 8192);
+}
+
+TEST_CASE("a median waits for a majority") {
+    RecentMedian median;
+    CHECK(median.value(3.0) == 3.0);
+    for (int i = 0; i < 7; ++i) median.add(1.0);
+    for (int i = 0; i < 3; ++i) median.add(9.0);
+    CHECK(median.value(0) == 1.0);
+    median.add(9.0);
+    CHECK(median.value(0) == 9.0);
+}
