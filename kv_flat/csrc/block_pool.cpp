@@ -81,10 +81,11 @@ BlockRef BlockPool::share(BlockId block) {
 
 bool BlockPool::publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit) noexcept {
     if (index_.has_key(entry(block, unit))) return false;
-    if (const BlockId other = find(key, group); other != kNullBlock && !takes_over(other)) return false;
-    if (!index_.insert(key, group, entry(block, unit))) return false;
+    const BlockId other = find(key, group);
+    if (other != kNullBlock && !takes_over(other)) return false;
+    index_.insert(key, group, entry(block, unit));
     ++num_keys_[block];
-    return true;
+    return other == kNullBlock;
 }
 
 bool BlockPool::takes_over(BlockId other) noexcept {
