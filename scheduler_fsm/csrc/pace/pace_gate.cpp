@@ -79,7 +79,11 @@ void PaceGate::limit_prefill() {
     question.most_tokens = step_.token_budget;
     question.period_ms = pace.period_s() * 1e3;
     question.slowest_user_ms = std::min(slowest_user_s(), 1e3) * 1e3;
+    const std::uint32_t room = step_.token_budget;
     step_.token_budget = pace.prefill_tokens(question, true);
+    // An encoder input that may not be split needs its room at once, too.
+    const std::uint32_t kept = step_.engine.kept_tokens;
+    if (kept > 1) step_.token_budget = std::max(step_.token_budget, std::min(kept, room));
 }
 
 bool PaceGate::admits(const Request& request) {
