@@ -24,7 +24,7 @@ def added_policies() -> Mapping[str, _core.EvictionSpec]:
                 msg = f"eviction policy {name!r} is there already; rename one of them"
                 raise HookError(msg)
             try:
-                policies[name] = _core.EvictionSpec(name=SESSION, **weights)  # type: ignore[arg-type]
+                policies[name] = _core.EvictionSpec(name=SESSION, **weights)
             except TypeError as error:
                 msg = f"eviction policy {name!r} has weights {dict(weights)!r}: {error}"
                 raise HookError(msg) from error
