@@ -32,7 +32,7 @@ _INTERFACE = "not run here; it needs only what the connector interface says"
 CONNECTORS: tuple[Connector, ...] = (
     Connector("ExampleConnector", ""),
     Connector("OffloadingConnector", ""),
-    Connector("MooncakeStoreConnector", "run by hand: its library needs system packages that CI does not have"),
+    Connector("MooncakeStoreConnector", "not run to an end here, its library needs system packages; it uses the interface and the pool's pins alone"),
     Connector("MultiConnector", "as far as each of its connectors is supported; it passes every call on"),
     Connector("DecodeBenchConnector", _INTERFACE),
     Connector("MooncakeConnector", _INTERFACE),
