@@ -129,10 +129,10 @@ fuzz: sanitize  ## Fuzz the scheduler for half an hour, then write the minimised
 	nice $(FUZZER) tests/cpp/fuzz/corpus --seconds 1800 --seed $$(date +%s) --findings build/fuzz-findings --save
 
 py-test: build gemma  ## Python tests on vLLM 0.32, real models included
-	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 py-test-033: build host-033  ## Tests that drive a scheduler, on the files of vLLM 0.33
-	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m host_matrix
+	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m host_matrix
 
 clean:  ## Remove the builds; .venv and .cache stay
 	rm -rf build dist

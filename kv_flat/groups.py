@@ -13,6 +13,8 @@ _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 
 # Largest unit in which prefixes are matched.
 MOST_MATCH_TOKENS = 128
+# The smallest unit for whose sake a block is divided, because each costs a key.
+LEAST_MATCH_TOKENS = 16
 
 
 class UnsupportedGroupError(ValueError):
@@ -51,8 +53,8 @@ def groups_from(kv_cache_groups: Iterable[Any], num_context_ranks: int = 1) -> l
 def match_unit_tokens(kv_cache_groups: Iterable[Any], hash_block_tokens: int) -> int:
     """Tokens of a logical block: the unit of keys, matching and events.
 
-    The largest divisor of vLLM's hash block that is at most 128 tokens. A layer that keeps one state for several tokens is
-    never cut inside such a run.
+    The largest divisor of vLLM's hash block from 16 to 128 tokens, or the hash block itself where there is none. A layer that
+    keeps one state for several tokens is never cut inside such a run.
 
     Args:
         kv_cache_groups: of a vLLM `KVCacheConfig`.
@@ -60,7 +62,8 @@ def match_unit_tokens(kv_cache_groups: Iterable[Any], hash_block_tokens: int) ->
     """
     run_tokens = math.lcm(*(_run_tokens(spec) for group in kv_cache_groups for spec in _layer_specs(group)))
     most = min(hash_block_tokens, MOST_MATCH_TOKENS)
-    fitting = (unit for unit in range(most, 0, -1) if hash_block_tokens % unit == 0 and unit % run_tokens == 0)
+    least = min(LEAST_MATCH_TOKENS, MOST_MATCH_TOKENS)
+    fitting = (unit for unit in range(most, least - 1, -1) if hash_block_tokens % unit == 0 and unit % run_tokens == 0)
     return next(fitting, hash_block_tokens)
 
 

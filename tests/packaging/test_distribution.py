@@ -15,8 +15,6 @@ from packaging.requirements import Requirement
 
 import tokenspeed_plugin
 
-pytestmark = pytest.mark.xdist_group("distribution")
-
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ["entry_points", "host", "kernels", "kv_flat", "placement", "scheduler_fsm"]
 

@@ -14,7 +14,7 @@ from real_vllm.models import VOCABULARY_TOKENS, tiny_model
 from real_vllm.runner import run_scenario
 from real_vllm.scenario import PromptRequest, Scenario
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("data_parallel")]
+pytestmark = pytest.mark.real_vllm
 
 MODEL = "tiny"
 MAX_MODEL_TOKENS = 640

@@ -80,8 +80,7 @@ def differences(case: Case, expected: Outcome, actual: Outcome) -> dict[int, tup
     return differing
 
 
-# One group a case: the worker that has run the roomy baseline runs everything that is compared with it.
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES])
+@pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

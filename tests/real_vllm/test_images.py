@@ -11,7 +11,7 @@ from real_vllm.models import VOCABULARY_TOKENS
 from real_vllm.runner import run_scenario
 from real_vllm.scenario import Outcome, PromptRequest, Scenario
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("images")]
+pytestmark = pytest.mark.real_vllm
 
 TOKENSPEED = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
 NUM_IMAGES = 4

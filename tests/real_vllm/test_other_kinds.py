@@ -13,7 +13,7 @@ from real_vllm.models import VOCABULARY_TOKENS, tiny_model
 from real_vllm.runner import ScenarioError, run_scenarios
 from real_vllm.scenario import Outcome, PromptRequest, Scenario
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("other_kinds")]
+pytestmark = pytest.mark.real_vllm
 
 TOKENSPEED = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
 COMMON = {"block_size": 32, "max_num_seqs": 6, "max_model_len": 512, "async_scheduling": False}

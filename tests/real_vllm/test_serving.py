@@ -12,7 +12,7 @@ import pytest
 from demo.server import VllmServer
 from real_vllm.models import tiny_model
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("serving")]
+pytestmark = pytest.mark.real_vllm
 
 MODEL = "tiny"
 BLOCK_TOKENS = 32

@@ -8,7 +8,7 @@ from real_vllm.models import FIRST_TEXT_ID, VOCABULARY_TOKENS, tiny_model
 from real_vllm.runner import run_scenario
 from real_vllm.scenario import Outcome, PromptRequest, Scenario
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.xdist_group("two_layers")]
+pytestmark = pytest.mark.real_vllm
 
 TOKENSPEED = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
 
