@@ -88,7 +88,7 @@ bench: build  ## A small agentic replay against stock vLLM and ours on CPU, side
 	$(PY) -m benchmarks.agentic bench --device cpu --tiny --one-by-one --loads 6 --seconds 0 --warm 0 --most-turns 4 \
 	  --length 0.2 --output-length 0.3 --rate 10 --max-num-seqs 16 --max-model-len 2048 --target 20
 
-test: lint cpp-test sanitize py-test py-test-033  ## Run everything: lint, C++ tests, sanitizers, Python tests on both hosts, real models
+test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
 
 # ---- lint ---------------------------------------------------------------------------------------------------------------
 

@@ -81,20 +81,8 @@ BlockRef BlockPool::share(BlockId block) {
 
 bool BlockPool::publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit) noexcept {
     if (index_.has_key(entry(block, unit))) return false;
-    const BlockId other = find(key, group);
-    if (other != kNullBlock && !takes_over(other)) return false;
-    index_.insert(key, group, entry(block, unit));
+    if (!index_.insert(key, group, entry(block, unit))) return false;
     ++num_keys_[block];
-    return other == kNullBlock;
-}
-
-bool BlockPool::takes_over(BlockId other) noexcept {
-    // Of several logical blocks in one, only some may be elsewhere.
-    if (owners_[other] > 0 || most_units_ > 1) return false;
-    // The owned block stays longer: it takes the key over, and the other one is blank.
-    index_.erase(other);
-    --num_keys_[other];
-    make_blank(other);
     return true;
 }
 

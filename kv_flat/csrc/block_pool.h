@@ -101,8 +101,8 @@ class BlockPool {
         return evicted_keys_.contains(key, group);
     }
 
-    /// Makes logical block `unit` of a block hittable, unless it has a key already or another one holds the same
-    /// content. A cached block that holds it alone gives its key up. True when the content could not be hit before.
+    /// Makes logical block `unit` of a block hittable. False when it has a key already or another one holds the same
+    /// content.
     bool publish(BlockId block, const Digest& key, GroupId group, std::uint32_t unit = 0) noexcept;
 
     /// Whether logical block `unit` of `block`, or one behind it, can be hit.
@@ -159,7 +159,6 @@ class BlockPool {
     }
 
     void make_blank(BlockId block) noexcept;
-    [[nodiscard]] bool takes_over(BlockId other) noexcept;
     void evict(const Victim& victim) noexcept;
     void check_owners(const std::vector<std::uint32_t>& owners, const std::vector<bool>& queued) const;
 

@@ -90,16 +90,14 @@ def test_a_real_configuration_is_refused_line_by_line(monkeypatch: pytest.Monkey
         model=str(tiny_model("qwen3")),
         **LIMITS,
         scheduler_cls="tokenspeed",
-        prefill_schedule_interval=4,
-        enable_prompt_embeds=True,
-        enable_mfu_metrics=True,
+        prefix_match_unit=16,
+        prefix_cache_retention_interval=64,
         prefix_caching_hash_algo="sha256_cbor",
     )
     with pytest.raises(ConfigRefusedError) as error:
         arguments.create_engine_config()
     assert [line.split("=")[0].strip() for line in str(error.value).splitlines()[1:]] == [
-        "scheduler_config.prefill_schedule_interval",
-        "model_config.enable_prompt_embeds",
-        "observability_config.enable_mfu_metrics",
+        "cache_config.prefix_match_unit",
+        "cache_config.prefix_cache_retention_interval",
     ]
     assert arguments.prefix_caching_hash_algo == "sha256"

@@ -202,16 +202,6 @@ TEST_CASE("hints and superseded tails can be left out of account") {
     CHECK(fixture.order() == Ids{3, 2, 4, 5, 1});
 }
 
-TEST_CASE("an owned block takes the key over from a cached one with the same content") {
-    Fixture fixture(4);
-    fixture.leave(0.0, answer(0, 0), 1);
-    const BlockRef again = fixture.pool.take();
-    CHECK_FALSE(fixture.pool.publish(again.id(), key_of(1), 0));  // it could be hit before
-    CHECK(fixture.pool.find(key_of(1), 0) == again.id());
-    CHECK(fixture.pool.num_blank() == 2);
-    fixture.pool.check_integrity({0, 0, 1, 0});
-}
-
 TEST_CASE("evicted keys are remembered until the cache is reset") {
     Fixture fixture(3);
     fixture.leave(0.0, answer(0, 0), 2);
