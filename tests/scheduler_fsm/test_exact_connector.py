@@ -3,28 +3,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
+from exact.relaxed import random_runs
 from exact.store_connector import PATH
 from exact.strategies import Scenario, scenarios
 from exact_worker import Driver
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_harness import OURS, make_harness
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "60"))
-relaxed = settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+relaxed = random_runs(60)
 
 
 @st.composite

@@ -3,26 +3,17 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from exact.multimodal import multimodal_scenarios
+from exact.relaxed import random_runs
 from exact.strategies import Scenario
 from exact_worker import run_scenario
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from scheduler_harness import OURS, class_of
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
-relaxed = settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+relaxed = random_runs(150)
 
 
 @relaxed

@@ -3,26 +3,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
+from exact.relaxed import random_runs
 from exact.strategies import Scenario, scenarios
 from exact_worker import run_scenario
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from scheduler_harness import SCHEDULERS, class_of
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
-relaxed = settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+relaxed = random_runs(150)
 
 
 def check(scheduler: str, scenario: Scenario) -> None:

@@ -3,27 +3,17 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from exact.relaxed import random_runs
 from exact.strategies import Scenario, scenarios
 from exact_worker import run_scenario
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from scheduler_harness import class_of
 
 pytestmark = pytest.mark.host_matrix
 
-NUM_EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "150"))
 
-
-@settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+@random_runs(150)
 @given(scenario=scenarios(max_depth=3, max_streams=4))
 def test_random_sessions(scenario: Scenario) -> None:
     knobs = scenario.knobs
