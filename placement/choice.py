@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.compiler import Compiler
@@ -12,7 +12,11 @@ from tokenspeed_plugin.placement.cost import CostModel, CostTable
 from tokenspeed_plugin.placement.spec import PlacementSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tokenspeed_plugin.placement.graph import ModelGraph
+
+Check: TypeAlias = "Callable[[PlacementSpec], None]"
 
 WEIGHT_SHARE: Final = 0.85
 """Largest share of the memory that weights may take; the rest is for KV cache and activations."""
@@ -31,8 +35,13 @@ class Candidate:
     refused: str | None = None
 
 
-def candidates(graph: ModelGraph, world_size: int, table: CostTable) -> tuple[Candidate, ...]:
-    """Every specification of a run-time with one tensor-parallel group of ``world_size``, cheapest first."""
+def candidates(
+    graph: ModelGraph, world_size: int, table: CostTable, check: Check | None = None
+) -> tuple[Candidate, ...]:
+    """Every specification of a run-time with one tensor-parallel group of ``world_size``, cheapest first.
+
+    ``check`` raises PlacementError for what the run-time at hand cannot do.
+    """
     tried: list[Candidate] = []
     has_experts = "ep" in graph.axes
     for attn in sorted({world_size, 1}, reverse=True):
@@ -40,17 +49,17 @@ def candidates(graph: ModelGraph, world_size: int, table: CostTable) -> tuple[Ca
             for moe_tp, ep in (
                 ((world_size, 1), (1, world_size)) if has_experts and world_size > 1 else ((world_size, 1),)
             ):
-                tried.append(_try(graph, PlacementSpec(attn, dense, moe_tp, ep), world_size, table))
+                tried.append(_try(graph, PlacementSpec(attn, dense, moe_tp, ep), world_size, table, check))
     return tuple(sorted(tried, key=lambda c: (c.refused is not None, c.time_us)))
 
 
-def choose(graph: ModelGraph, world_size: int, table: CostTable) -> PlacementSpec:
-    """The cheapest candidate.
+def choose(graph: ModelGraph, world_size: int, table: CostTable, check: Check | None = None) -> PlacementSpec:
+    """The cheapest of :func:`candidates`.
 
     Raises:
         PlacementError: none fits; the message gives the reason for each.
     """
-    found = candidates(graph, world_size, table)
+    found = candidates(graph, world_size, table, check)
     if found[0].refused is not None:
         reasons = "; ".join(dict.fromkeys(str(c.refused) for c in found))
         message = f"placement 'auto': nothing fits {graph.name!r} on {world_size} ranks: {reasons}"
@@ -58,8 +67,10 @@ def choose(graph: ModelGraph, world_size: int, table: CostTable) -> PlacementSpe
     return found[0].spec
 
 
-def _try(graph: ModelGraph, spec: PlacementSpec, world_size: int, table: CostTable) -> Candidate:
+def _try(graph: ModelGraph, spec: PlacementSpec, world_size: int, table: CostTable, check: Check | None) -> Candidate:
     try:
+        if check is not None:
+            check(spec)
         spec.check_model(graph)
         mesh = spec.mesh(world_size, graph, data_parallel=1)
     except PlacementError as error:

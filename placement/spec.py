@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from tokenspeed_plugin.placement.algebra import PlacementError, Shard
 from tokenspeed_plugin.placement.mesh import Extent, Mesh
+from tokenspeed_plugin.placement.residual import Residual
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.placement.graph import ModelGraph
@@ -116,18 +117,51 @@ class PlacementSpec:
             _refuse(str(self), f"{what} do not divide evenly over {axis}={num_parts}")
 
 
-def check_runtime(spec: PlacementSpec, tensor_parallel: int, data_parallel: int) -> None:
-    """Whether a run-time on vLLM's layers can execute ``spec``: they take the whole tensor-parallel group or nothing.
+def split_residual(text: str) -> tuple[str, Residual]:
+    """``--placement`` without ``residual=...`` (``auto`` when nothing else is there), and what that says.
+
+    Raises:
+        PlacementError: the residual is none of those there are.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    given = [part.partition("=")[2] for part in parts if part.startswith("residual=")]
+    kept = ",".join(part for part in parts if not part.startswith("residual="))
+    known = [residual.value for residual in Residual]
+    if len(given) > 1 or any(name not in known for name in given):
+        _refuse(text, f"residual={'|'.join(given)} is not one of {', '.join(known)}")
+    return kept or "auto", Residual(given[0]) if given else Residual.AUTO
+
+
+def check_runtime(
+    spec: PlacementSpec,
+    tensor_parallel: int,
+    data_parallel: int,
+    *,
+    has_experts: bool = True,
+    has_shared_experts: bool = False,
+) -> None:
+    """Whether a run-time on vLLM's layers can execute ``spec``.
+
+    Attention and MoE take the whole tensor-parallel group. Dense layers also take one rank (every rank has them whole),
+    except shared experts, which vLLM computes inside its MoE.
 
     Raises:
         PlacementError: names the group that vLLM's layers cannot have and the sizes that they can.
     """
-    for what, size in (("attn", spec.attn_tp), ("dense", spec.dense_tp)):
-        if size not in (1, tensor_parallel):
-            _refuse(str(spec), f"{what}=tp{size} is not tp1 or tp{tensor_parallel}, the sizes that vLLM's layers have")
+    hint = "(--tensor-parallel-size)"
+    if spec.attn_tp != tensor_parallel:
+        _refuse(
+            str(spec), f"attn=tp{spec.attn_tp}: vLLM's attention takes the whole group, attn=tp{tensor_parallel} {hint}"
+        )
+    if spec.dense_tp not in (1, tensor_parallel):
+        _refuse(str(spec), f"dense=tp{spec.dense_tp} is not tp1 or tp{tensor_parallel} {hint}")
+    if has_shared_experts and spec.dense_tp != tensor_parallel:
+        _refuse(str(spec), f"dense=tp{spec.dense_tp}: shared experts take the whole group, dense=tp{tensor_parallel}")
+    if not has_experts:
+        return
     if (spec.moe_tp, spec.ep) not in ((tensor_parallel, 1), (1, tensor_parallel)):
         _refuse(str(spec), f"moe is not tp{tensor_parallel} or ep{tensor_parallel}, the groups that vLLM's MoE has")
-    if data_parallel != 1 and spec.ep > 1:
+    if data_parallel != 1:
         _refuse(str(spec), f"dp={data_parallel}: compiled MoE communication needs dp=1")
 
 

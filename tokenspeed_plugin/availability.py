@@ -33,12 +33,6 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
         "the flat KV manager comes with `--scheduler tokenspeed`",
     ),
     Unavailable("kv_store", lambda value: value == "none", "none", "leave the flag out"),
-    Unavailable(
-        "placement",
-        lambda value: value == "off",
-        "off",
-        "use vLLM's `--tensor-parallel-size` and `--enable-expert-parallel`",
-    ),
     Unavailable("kernels", lambda value: value == "off", "off", "use vLLM's `--attention-backend`"),
 )
 

@@ -22,7 +22,8 @@ ADDITIONAL_CONFIG_KEY = "tokenspeed"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _DEGREE = r"(?:tp|ep|dp)[1-9][0-9]*"
 _SCHEDULER = rf"{_NAME}(?:\.{_NAME})*"
-_PLACEMENT = rf"(?:off|auto|(?:attn|dense|moe)={_DEGREE}(?:,(?:attn|dense|moe)={_DEGREE})*)"
+_PLACED = rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded))"
+_PLACEMENT = rf"(?:off|auto(?:,{_PLACED})?|{_PLACED}(?:,{_PLACED})*)"
 _KERNELS = r"(?:off|auto|(?:mla|moe)=[A-Za-z0-9_.-]+(?:,(?:mla|moe)=[A-Za-z0-9_.-]+)*)"
 
 
@@ -85,8 +86,8 @@ class Settings(BaseModel):
     )
     placement: Annotated[str, _text(_PLACEMENT)] = Field(
         "off",
-        description="Compiled parallelism.",
-        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as attn=tp4,dense=tp4,moe=ep8"},
+        description="Compiled parallelism: vLLM's layers, with the collectives of a verified plan.",
+        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as attn=tp4,dense=tp4,moe=ep4,residual=sharded"},
     )
     kernels: Annotated[str, _text(_KERNELS)] = Field(
         "off",

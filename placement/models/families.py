@@ -38,9 +38,12 @@ def dense(name: str, config: Mapping[str, Any]) -> ModelGraph:
 
 
 def qwen3_moe(name: str, config: Mapping[str, Any]) -> ModelGraph:
-    """Qwen3-MoE: attention with head norms, experts in every ``decoder_sparse_step``-th layer."""
+    """Qwen3-MoE: attention with head norms, experts in every ``decoder_sparse_step``-th layer.
+
+    Transformers 5 writes the number of experts under another name than before.
+    """
     fields = ConfigFields(name, config)
-    num_experts = fields.number("num_experts")
+    num_experts = fields.number("num_experts" if "num_experts" in config else "num_local_experts")
     attention = blocks.attention("self_attn", fields.group, head_norms=True, window=fields.window)
     routed = blocks.experts(
         "experts",

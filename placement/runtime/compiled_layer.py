@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tokenspeed_plugin.placement.algebra import Conversion
 from tokenspeed_plugin.placement.plan import Compute, Move, SectionPlan
+from tokenspeed_plugin.placement.runtime.residual_sum import WAITING, Sum, sums_before_norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,87 +23,120 @@ if TYPE_CHECKING:
 class Module(Protocol):
     """What computes a declared module on this rank; it communicates nothing.
 
-    ``signature`` says in which layouts the inputs come and the output is expected.
+    ``signature`` says in which layouts the inputs come and the output is expected; ``step`` is what the caller of the model
+    hands to every module (positions, for vLLM's attention).
     """
 
-    def __call__(self, *inputs: torch.Tensor, signature: Signature) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:
         """The output for ``inputs``, which it leaves unchanged."""
         ...
 
 
 @dataclass(frozen=True)
 class _Instruction:
-    """``slots[target] = run(slots[s] for s in sources)``; then ``dead`` slots are let go."""
+    """``run(step, *slots[sources])`` fills ``targets``; then ``dead`` slots are let go."""
 
-    run: Callable[..., torch.Tensor]
+    run: Callable[..., Any]
     sources: tuple[int, ...]
-    target: int
+    targets: tuple[int, ...]
     dead: tuple[int, ...]
 
 
 class CompiledDecoderLayer:
-    """Pre-communication, compute and post-communication of one section on this rank."""
+    """Pre-communication, compute and post-communication of one section on this rank.
+
+    A residual sum that a norm reads first is left to the norm, which does both in one kernel. The last sum of a section
+    may wait for the norm of the next one (``leaves_sum`` there, ``takes_sum`` here): the stream then travels as two values.
+    """
 
     def __init__(
-        self, mesh: Mesh, rank: int, plan: SectionPlan, modules: Mapping[str, Module], communicator: Communicator
+        self,
+        mesh: Mesh,
+        rank: int,
+        plan: SectionPlan,
+        modules: Mapping[str, Module],
+        communicator: Communicator,
+        *,
+        takes_sum: bool = False,
+        leaves_sum: bool = False,
     ) -> None:
         self._mesh = mesh
         self._rank = rank
         self._communicator = communicator
-        slots = {plan.entry_buffer: 0}
-        for step in plan.steps:
+        steps, sums = sums_before_norms(plan, modules, takes_sum=takes_sum, leaves_sum=leaves_sum)
+        slots = {plan.entry_buffer: 0, WAITING: 1}
+        for step in steps:
             slots.setdefault(step.target, len(slots))
+        for sum_ in sums.values():
+            slots.setdefault(sum_.target, len(slots))
+        last = plan.steps[-1]
+        waiting = isinstance(last, Compute) and leaves_sum
+        self._results = tuple(slots[name] for name in (_reads(last) if waiting else (plan.exit_buffer,)))
         self._num_slots = len(slots)
-        self._result = slots[plan.exit_buffer]
-        last_read = {slots[plan.exit_buffer]: len(plan.steps)}
-        sources = [tuple(slots[name] for name in _reads(step)) for step in plan.steps]
-        for index, read in enumerate(sources):
-            for slot in read:
-                last_read[slot] = max(index, last_read.get(slot, 0))
+        reads = [_reads(step, sums.get(index)) for index, step in enumerate(steps)]
+        sources = [tuple(slots[name] for name in names) for names in reads]
+        dead = _last_reads(sources, keep=self._results)
         self._instructions = tuple(
             _Instruction(
-                self._bind(step, modules),
+                self._bind(step, modules, sums.get(index)),
                 sources[index],
-                slots[step.target],
-                tuple(slot for slot, last in last_read.items() if last == index),
+                tuple(slots[name] for name in _writes(step, sums.get(index))),
+                dead[index],
             )
-            for index, step in enumerate(plan.steps)
+            for index, step in enumerate(steps)
         )
 
-    def __call__(self, stream: torch.Tensor) -> torch.Tensor:
-        """The stream after this section, in the layout that the plan gives."""
-        slots: list[torch.Tensor | None] = [None] * self._num_slots
-        slots[0] = stream
+    def __call__(self, stream: tuple[torch.Tensor, ...], step: Any = None) -> tuple[torch.Tensor, ...]:
+        """The stream after this section, in the layout that the plan gives: one value, or two whose sum it is."""
+        slots: list[Any] = [None] * self._num_slots
+        for slot, value in enumerate(stream):
+            slots[slot] = value
         for instruction in self._instructions:
-            slots[instruction.target] = instruction.run(*(slots[s] for s in instruction.sources))
+            written = instruction.run(step, *[slots[s] for s in instruction.sources])
+            if len(instruction.targets) == 1:
+                slots[instruction.targets[0]] = written
+            else:
+                slots[instruction.targets[0]], slots[instruction.targets[1]] = written
             for slot in instruction.dead:
                 slots[slot] = None
-        result = slots[self._result]
-        if result is None:
-            message = "the plan's result was never computed; the verifier refuses such a plan"
-            raise RuntimeError(message)
-        return result
+        return tuple([slots[slot] for slot in self._results])
 
-    def _bind(self, step: Move | Compute, modules: Mapping[str, Module]) -> Callable[..., torch.Tensor]:
-        if isinstance(step, Compute):
-            module, signature = modules[step.module], step.signature
-            return lambda *inputs: module(*inputs, signature=signature)
-        return self._bind_move(step)
+    def _bind(self, step: Move | Compute, modules: Mapping[str, Module], sum_: Sum | None) -> Callable[..., Any]:
+        if isinstance(step, Move):
+            move = self._bind_move(step)
+            return lambda _, tensor: move(tensor)
+        module, signature = modules[step.module], step.signature
+        if sum_ is not None:
+            return lambda _, residual, branch: module.add_norm(residual, branch)  # type: ignore[attr-defined]
+        return lambda own, *inputs: module(*inputs, signature=signature, step=own)
 
     def _bind_move(self, move: Move) -> Callable[[torch.Tensor], torch.Tensor]:
         talk, atoms, op = self._communicator, move.atoms, move.op or "sum"
         dim, from_dim = move.dim or 0, move.from_dim or 0
         position, count = self._mesh.index(self._rank, atoms), self._mesh.size(atoms)
         neutral = 0.0 if op == "sum" else float("-inf")
+        # A slice is a copy: what reads it may overwrite it, and the whole may be read again.
         return {
             Conversion.ALL_REDUCE: lambda t: talk.all_reduce(t, atoms, op),
             Conversion.REDUCE_SCATTER: lambda t: talk.reduce_scatter(t, atoms, dim, op),
             Conversion.ALL_GATHER: lambda t: talk.all_gather(t, atoms, dim),
             Conversion.ALL_TO_ALL: lambda t: talk.all_to_all(t, atoms, from_dim, dim),
-            Conversion.SLICE: lambda t: t.narrow(dim, t.shape[dim] // count * position, t.shape[dim] // count),
+            Conversion.SLICE: lambda t: t.narrow(dim, t.shape[dim] // count * position, t.shape[dim] // count).clone(),
             Conversion.KEEP_FIRST: lambda t: t if position == 0 else torch.full_like(t, neutral),
         }[move.kind]
 
 
-def _reads(step: Move | Compute) -> tuple[str, ...]:
+def _reads(step: Move | Compute, sum_: Sum | None = None) -> tuple[str, ...]:
+    if sum_ is not None:
+        return sum_.reads
     return (step.source,) if isinstance(step, Move) else step.reads
+
+
+def _writes(step: Move | Compute, sum_: Sum | None) -> tuple[str, ...]:
+    return (step.target,) if sum_ is None else (step.target, sum_.target)
+
+
+def _last_reads(sources: list[tuple[int, ...]], keep: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """For each instruction the slots that nothing after it reads."""
+    last = {slot: index for index, read in enumerate(sources) for slot in read}
+    return [tuple(s for s, at in last.items() if at == index and s not in keep) for index in range(len(sources))]

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.layout import sharded_atoms
 from tokenspeed_plugin.placement.runtime.compiled_layer import CompiledDecoderLayer, Module
+from tokenspeed_plugin.placement.runtime.residual_sum import leaves_open, takes_open
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,19 +45,21 @@ class PlannedModel:
         self._layers: list[list[CompiledDecoderLayer]] = []
         for plan in table.plans:
             _check_even(graph, plan)
-            self._layers.append(
-                [
-                    CompiledDecoderLayer(plan.mesh, rank, section, own, communicator)
-                    for section, own in zip(plan.sections, modules, strict=True)
-                ]
-            )
+            self._layers.append(_layers(plan, rank, modules, communicator))
 
     def padded_tokens(self, num_tokens: int) -> int:
         """Tokens of a step with padding, over all data-parallel ranks."""
         multiple = self._table.plans[self._table.index(num_tokens)].token_multiple
         return -(-num_tokens // multiple) * multiple
 
-    def __call__(self, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    def run(self, index: int, stream: torch.Tensor, step: Any) -> torch.Tensor:
+        """Result of the last section under plan ``index``; ``stream`` is padded, ``step`` goes to every module."""
+        values: tuple[torch.Tensor, ...] = (stream,)
+        for layer in self._layers[index]:
+            values = layer(values, step)
+        return values[0]
+
+    def __call__(self, ids: torch.Tensor, num_tokens: int, step: Any = None) -> torch.Tensor:
         """Result of the last section for this rank's ``ids``, of a step of ``num_tokens`` over all data-parallel ranks.
 
         ``ids`` are padded with zeros behind; whoever selects rows of the result must not select padding.
@@ -69,10 +73,19 @@ class PlannedModel:
         if len(ids) > own:
             message = f"{len(ids)} token ids on one data-parallel rank: a step of {num_tokens} tokens has {own} on each"
             raise PlacementError(message)
-        stream = torch.nn.functional.pad(ids, (0, own - len(ids)))
-        for layer in self._layers[index]:
-            stream = layer(stream)
-        return stream
+        return self.run(index, torch.nn.functional.pad(ids, (0, own - len(ids))), step)
+
+
+def _layers(
+    plan: ModelPlan, rank: int, modules: Sequence[Mapping[str, Module]], communicator: Communicator
+) -> list[CompiledDecoderLayer]:
+    """The sections; between two of them a residual sum stays open when the second one begins with its norm."""
+    sections = list(zip(plan.sections, modules, strict=True))
+    opened = [leaves_open(*before) and takes_open(*behind) for before, behind in pairwise(sections)]
+    return [
+        CompiledDecoderLayer(plan.mesh, rank, section, own, communicator, takes_sum=takes, leaves_sum=leaves)
+        for (section, own), takes, leaves in zip(sections, [False, *opened], [*opened, False], strict=True)
+    ]
 
 
 def _check_even(graph: ModelGraph, plan: ModelPlan) -> None:

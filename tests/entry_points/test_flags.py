@@ -88,8 +88,8 @@ def test_a_yaml_config_file(parser, tmp_path: Path) -> None:
             "argument --target-tps-per-user: 'fast' is not allowed; allowed: a number of tokens per second >= 0 (0 = off)",
         ),
         (
-            ["--placement", "auto"],
-            "argument --placement: 'auto' is not available in this version; available: off. Way on: ",
+            ["--placement", "attn=4"],
+            "argument --placement: 'attn=4' is not allowed; allowed: {off,auto,SPEC}, SPEC such as attn=tp4,dense=tp4",
         ),
         (
             ["--kernels", "mla=x"],

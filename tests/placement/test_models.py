@@ -11,12 +11,16 @@ from types import ModuleType
 
 import pluggy
 import pytest
+import torch
 
 from tests.placement.placement_cases import FAMILIES, compile_plan, model
 from tests.placement.real_configs import REAL
 from tokenspeed_plugin.hooks import PROJECT, hookimpl
 from tokenspeed_plugin.placement import PlacementError, Residual
 from tokenspeed_plugin.placement.models import declare, declared_architectures, register_declaration
+from tokenspeed_plugin.placement.models.bindings import binding_of
+from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph
+from tokenspeed_plugin.placement.runtime.vllm_modules import bind
 from tokenspeed_plugin.placement.verifier import verify
 
 
@@ -91,6 +95,13 @@ def test_a_second_declaration_of_an_architecture_is_refused() -> None:
         register_declaration("Qwen3ForCausalLM", declare)
 
 
+def test_the_number_of_experts_has_two_names() -> None:
+    before = dict(REAL["Qwen3-235B-A22B"])
+    after = {**before, "num_local_experts": before["num_experts"]}
+    del after["num_experts"]
+    assert declare("q", after) == declare("q", before)
+
+
 def documented_plugin() -> ModuleType:
     """The example of docs/placement.md as a module."""
     page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
@@ -105,6 +116,11 @@ def hooked(*plugins: ModuleType) -> pluggy.PluginManager:
         @pluggy.HookspecMarker(PROJECT)
         def tokenspeed_declare_models() -> None:
             """Architecture name -> declaration."""
+
+        @staticmethod
+        @pluggy.HookspecMarker(PROJECT)
+        def tokenspeed_bind_models() -> None:
+            """Architecture name -> binding."""
 
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Specification)
@@ -129,6 +145,43 @@ def test_the_documented_third_party_model_compiles_to_one_reduction_per_layer() 
     plan = compile_plan(graph, residual=Residual.REPLICATED)
     verify(graph, plan)
     assert [len(s.collectives) for s in plan.sections[2:4]] == [1, 1]
+
+
+def test_the_documented_binding_finds_its_modules_and_silences_them() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self, **attributes: object) -> None:
+            super().__init__()
+            for name, value in attributes.items():
+                setattr(self, name, value)
+
+    def loud() -> Layer:
+        return Layer(reduce_results=True, tp_size=2)
+
+    manager = hooked(documented_plugin())
+    binding = binding_of("ParallelDecoderForCausalLM", manager)
+    block = Layer(input_layernorm=Layer(), attention=Layer(o_proj=loud()), mlp=Layer(down_proj=loud()))
+    own = Layer(embed_tokens=loud(), blocks=torch.nn.ModuleList([block]), norm=Layer())
+    config = {
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+    }
+    graph = declare("third-party", {**config, "architectures": ["ParallelDecoderForCausalLM"]}, manager)
+    bound = bind(runtime_graph(graph), binding, own)
+    assert set(bound[1]) == {"input_layernorm", "self_attn", "mlp", "branches", "residual"}
+    assert not block.attention.o_proj.reduce_results
+    assert not block.mlp.down_proj.reduce_results
+    assert binding.inner == "transformer"
+
+
+def test_a_hook_cannot_replace_a_shipped_binding() -> None:
+    plugin = documented_plugin()
+    plugin.tokenspeed_bind_models = hookimpl(lambda: {"Qwen3ForCausalLM": binding_of("LlamaForCausalLM")})
+    plugin.tokenspeed_bind_models.__name__ = "tokenspeed_bind_models"
+    with pytest.raises(PlacementError, match="'Qwen3ForCausalLM' is bound already; a second binding through"):
+        binding_of("Qwen3ForCausalLM", hooked(plugin))
 
 
 def test_a_hook_cannot_replace_a_shipped_declaration() -> None:

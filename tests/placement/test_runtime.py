@@ -74,7 +74,7 @@ class SimulatedModule:
         self._params = {p.name: local_weight(graph, mesh, p, weights[p.name], rank) for p in spec.params}
         self._first = offsets(graph, mesh, spec, rank)
 
-    def __call__(self, *inputs: torch.Tensor, signature: Signature) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: object) -> torch.Tensor:
         batch = Batch(0, LENGTH_TOKENS)
         rows = (0, NUM_ROWS_PER_RANK)
         local = Local(self._options, self._params, self._first, (0, len(inputs[0])), rows, batch)

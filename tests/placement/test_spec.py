@@ -90,7 +90,7 @@ def test_uneven_experts_fit() -> None:
 @pytest.mark.parametrize(
     ("spec", "dp", "message"),
     [
-        (PlacementSpec(2, 4, 4, 1), 1, "attn=tp2 is not tp1 or tp4"),
+        (PlacementSpec(2, 4, 4, 1), 1, "attn=tp2: vLLM's attention takes the whole group, attn=tp4"),
         (PlacementSpec(4, 2, 4, 1), 1, "dense=tp2 is not tp1 or tp4"),
         (PlacementSpec(4, 4, 2, 2), 1, "moe is not tp4 or ep4"),
         (PlacementSpec(4, 4, 1, 4), 2, "dp=2: compiled MoE communication needs dp=1"),
@@ -100,6 +100,9 @@ def test_what_vllms_layers_cannot_have_is_refused_by_name(spec: PlacementSpec, d
     with pytest.raises(PlacementError, match=message):
         check_runtime(spec, 4, dp)
     check_runtime(PlacementSpec(4, 1, 1, 4), 4, 1)
+    with pytest.raises(PlacementError, match="dense=tp1: shared experts take the whole group, dense=tp4"):
+        check_runtime(PlacementSpec(4, 1, 1, 4), 4, 1, has_shared_experts=True)
+    check_runtime(PlacementSpec(4, 4), 4, 2, has_experts=False)
 
 
 def test_auto_takes_the_cheapest_that_fits() -> None:

@@ -62,3 +62,29 @@ def vary_dummy_weights() -> None:
 
     dummy_loader.DummyModelLoader.load_weights = load_weights
     dummy_loader.initialize_single_dummy_weight = fill
+
+
+@functools.cache
+def map_experts() -> None:
+    """The CPU kernel ignores which experts a rank holds and reads beyond its weights; here the others' share gets weight zero."""
+    import inspect
+
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    original = CPUUnquantizedExperts.apply
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def apply(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments
+        held = given["expert_map"]
+        if held is not None:
+            local = held[given["topk_ids"].long()]
+            elsewhere = local < 0
+            given["topk_weights"] = given["topk_weights"].masked_fill(elsewhere, 0.0)
+            given["topk_ids"] = local.masked_fill(elsewhere, 0).to(given["topk_ids"].dtype)
+            given["expert_map"] = None
+        original(*call.args, **call.kwargs)
+
+    CPUUnquantizedExperts.apply = apply

@@ -50,6 +50,15 @@ def tokenspeed_declare_models() -> Mapping[str, Callable[[str, Mapping[str, Any]
 
 
 @hookspec
+def tokenspeed_bind_models() -> Mapping[str, Any]:  # type: ignore[empty-body]
+    """Where vLLM model classes keep the modules that a declaration names, so that `--placement` can run them (docs/placement.md).
+
+    Returns:
+        architecture name -> `tokenspeed_plugin.placement.models.bindings.ModelBinding`.
+    """
+
+
+@hookspec
 def tokenspeed_eviction_policies() -> Mapping[str, Mapping[str, float | bool]]:  # type: ignore[empty-body]
     """Eviction policies by the name that `--kv-eviction` takes.
 

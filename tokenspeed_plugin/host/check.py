@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_plugin.host import capabilities
+from tokenspeed_plugin.host import capabilities, placement_capabilities
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.version import SUPPORTED, installed_version, is_supported
 
@@ -67,7 +67,29 @@ def require_host(asked_by: str) -> None:
     Raises:
         HostError: names `asked_by`, vLLM's version and what is missing.
     """
-    if reason := check_host().reason:
+    _require(check_host(), asked_by)
+
+
+def check_placement() -> HostReport:
+    """What placed models rely on; imports vLLM's model layers."""
+    start = check_start()
+    return start if start.reason else HostReport(start.version, _missing_of_all(placement_capabilities.PLACEMENT))
+
+
+def require_placement(asked_by: str) -> None:
+    """Stop when the host cannot carry placed models.
+
+    Args:
+        asked_by: what the user wrote, such as `--placement auto`.
+
+    Raises:
+        HostError: names `asked_by`, vLLM's version and what is missing.
+    """
+    _require(check_placement(), asked_by)
+
+
+def _require(report: HostReport, asked_by: str) -> None:
+    if reason := report.reason:
         msg = f"{asked_by} cannot be honoured: {reason}"
         raise HostError(msg)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_plugin import availability, flag_carrier
-from tokenspeed_plugin.host import config_gate
+from tokenspeed_plugin.host import config_gate, placed_models, placement_gate
 from tokenspeed_plugin.host.check import require_host
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.schedulers import (
@@ -35,11 +35,13 @@ class ChosenScheduler:
         cls: the class, None for vLLM's own.
         value: what vLLM's `scheduler_cls` gets: a dotted path (it must travel to the engine core) or the class it was given.
         asked_by: how the user asked, for errors.
+        settings: everything that was asked for.
     """
 
     cls: type | None
     value: Any
     asked_by: str
+    settings: ResolvedSettings
 
 
 def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,18 +53,20 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
         ConfigRefusedError: vLLM settings that the tokenspeed scheduler cannot honour.
     """
     if not is_asked(engine_args):
+        placed_models.remove()
         return original(engine_args, *args, **kwargs)
     chosen = choose_scheduler(engine_args)
     engine_args.scheduler_cls = chosen.value
-    if chosen.cls is None:
-        return original(engine_args, *args, **kwargs)
-    if is_tokenspeed(chosen.cls):
+    ours = chosen.cls is not None and is_tokenspeed(chosen.cls)
+    if ours:
         config_gate.adjust(engine_args)
-        config = original(engine_args, *args, **kwargs)
+    config = placement_gate.create_engine_config(
+        lambda: original(engine_args, *args, **kwargs), engine_args, chosen.settings
+    )
+    if ours:
         config_gate.check(config)
-        return config
-    config = original(engine_args, *args, **kwargs)
-    _warn_of_lost_overlap(chosen, config)
+    else:
+        _warn_of_lost_overlap(chosen, config)
     return config
 
 
@@ -93,17 +97,17 @@ def choose_scheduler(engine_args: Any) -> ChosenScheduler:
     if isinstance(given, type):
         require_host(f"scheduler_cls={given.__qualname__}")
         _require_scheduler_of_the_target(resolved, given)
-        return ChosenScheduler(given, given, f"scheduler_cls={given.__qualname__}")
+        return ChosenScheduler(given, given, f"scheduler_cls={given.__qualname__}", resolved)
     name, source = resolved.values.scheduler, resolved.source("scheduler")
     asked_by = f"{source.spelling('scheduler')} {name}"
     path = scheduler_path(name, source)
     if path is None:
         _require_scheduler_of_the_target(resolved, None)
-        return ChosenScheduler(None, None, asked_by)
+        return ChosenScheduler(None, None, asked_by, resolved)
     require_host(asked_by)
     chosen = scheduler_class(path, asked_by)
     _require_scheduler_of_the_target(resolved, chosen)
-    return ChosenScheduler(chosen, path, asked_by)
+    return ChosenScheduler(chosen, path, asked_by, resolved)
 
 
 def _require_scheduler_of_the_target(resolved: ResolvedSettings, chosen: type | None) -> None:

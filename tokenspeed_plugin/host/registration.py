@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tokenspeed_plugin.host import engine_gate, patches
+from tokenspeed_plugin.host import engine_gate, patches, placed_models
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.check import HostReport, check_start, missing_of
 from tokenspeed_plugin.host.log import is_main_process, logger
@@ -31,6 +31,7 @@ def install(add_flags: Callable[[Any, str | None], None]) -> HostReport:
         patches.install_parser(lambda parser: add_flags(parser, reason))
     if _is_there(patches.ENGINE_CONFIG):
         patches.install_engine_config(engine_gate.create_engine_config)
+    placed_models.install_inherited()
     return report
 
 

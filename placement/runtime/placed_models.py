@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subclasses of vLLM's model classes whose forward pass runs a compiled plan.
+
+Layers, attention, quantisation and weight loading are inherited; only who reduces what, and when, is ours. A class is made
+when vLLM asks this module for it by the name that ``host.placed_models`` registered.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tokenspeed_plugin.host.log import logger
+from tokenspeed_plugin.host.model_names import get_tp_group, set_model_tag, support_torch_compile
+from tokenspeed_plugin.host.placed_models import architecture_of, stock_class, whole_on_every_rank
+from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
+from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
+from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
+from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
+
+_BODY: Final = "_tokenspeed_body"
+"""Kept out of the module tree: weight loaders and quantisation see vLLM's own model only."""
+
+
+def __getattr__(name: str) -> type:
+    architecture = architecture_of(name)
+    if architecture is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return placed_class(architecture)
+
+
+@cache
+def placed_class(architecture: str) -> type:
+    """The subclass of vLLM's class for ``architecture``."""
+    stock = stock_class(architecture)
+
+    def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: N807
+        request = PlacementRequest.of(vllm_config)
+        with whole_on_every_rank(request.replicated_layers() if request else ()):
+            stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
+        self.__dict__[_BODY] = None if request is None else PlacedBody(self, request, vllm_config)
+
+    def forward(
+        self: Any,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **extra: Any,
+    ) -> Any:
+        body = self.__dict__[_BODY]
+        if body is None:
+            return stock.forward(self, input_ids, positions, intermediate_tensors, inputs_embeds, **extra)
+        if input_ids is None or intermediate_tensors is not None or inputs_embeds is not None:
+            message = "a placed model takes token ids only; the start-up gate refuses what would send anything else"
+            raise RuntimeError(message)
+        return body(input_ids, positions)
+
+    members = {"__init__": __init__, "forward": forward, "__module__": __name__}
+    return type(f"Placed{architecture}", (stock,), members)
+
+
+class PlacedBody:
+    """All plans of one model on this rank, and which one serves a step."""
+
+    def __init__(self, model: Any, request: PlacementRequest, vllm_config: Any) -> None:
+        """Compile and verify the plans, bind them to the layers of ``model``.
+
+        Raises:
+            PlacementError: a plan fails its proof, or vLLM's model does not have what is declared.
+        """
+        plans = plans_of(request, vllm_config)
+        inner = getattr(model, plans.binding.inner)
+        group = get_tp_group()
+        communicator = GroupCommunicator(group, plans.table.plans)
+        modules = bind(plans.graph, plans.binding, inner)
+        planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
+        self._table = plans.table
+        self._bodies = [
+            _body(index, vllm_config=vllm_config, inner=inner, planned=planned, multiple=plan.token_multiple)
+            for index, plan in enumerate(plans.table.plans)
+        ]
+        logger(__name__).info("%s", _summary(request, plans))
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[tokens, hidden]`` after the final norm, whole on every rank."""
+        num_tokens = min(len(input_ids), self._table.limits_tokens[-1])
+        hidden: torch.Tensor = self._bodies[self._table.index(num_tokens)](input_ids, positions)
+        return hidden
+
+
+class PlanBody(nn.Module):
+    """One plan as a forward pass that vLLM can compile."""
+
+    def __init__(
+        self,
+        *,
+        vllm_config: Any,  # noqa: ARG002 - vLLM's decorator wants it
+        inner: nn.Module,
+        planned: PlannedModel,
+        index: int,
+        multiple: int,
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self._planned = planned
+        self._index = index
+        self._multiple = multiple
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states of ``input_ids``, padded inside to a multiple of the parts that tokens are split into."""
+        if self._multiple == 1:
+            return self._planned.run(self._index, input_ids, StepInputs(positions, may_pad=False))
+        num_tokens = input_ids.shape[0]
+        padded = torch.nn.functional.pad(input_ids, (0, -num_tokens % self._multiple))
+        return self._planned.run(self._index, padded, StepInputs(positions, may_pad=True))[:num_tokens]
+
+
+@cache
+def compiled_body(index: int) -> Any:
+    """:class:`PlanBody` for plan ``index``, as vLLM compiles it.
+
+    vLLM keeps compiled code by the name and the code object of ``forward``, so each plan needs one of its own.
+    """
+    name = f"PlanBody{index}"
+    code = PlanBody.forward
+    forward = FunctionType(code.__code__.replace(), code.__globals__, "forward", code.__defaults__, code.__closure__)
+    forward.__qualname__ = f"{name}.forward"
+    forward.__annotations__ = code.__annotations__
+    own = type(name, (PlanBody,), {"forward": forward, "__module__": __name__})
+    return support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": -1})(own)
+
+
+def _body(index: int, **arguments: Any) -> Any:
+    """A body whose compiled code goes into a folder of its own; the first one keeps vLLM's."""
+    with set_model_tag(f"placement_{index}") if index else nullcontext():
+        return compiled_body(index)(index=index, **arguments)
+
+
+def _summary(request: PlacementRequest, plans: Plans) -> str:
+    """One line for the log: what runs, with how many collectives for which steps."""
+    limits, table = plans.table.limits_tokens, plans.table.plans
+    counts = ", ".join(
+        f"{plan.num_collectives} up to {limit} tokens" for limit, plan in zip(limits, table, strict=True)
+    )
+    return (
+        f"Placement {request.spec} of {request.architecture} ({request.residual} residual), verified; "
+        f"collectives in a forward pass: {counts}."
+    )

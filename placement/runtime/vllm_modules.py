@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declared modules as vLLM's layers with their inner reductions switched off.
+
+Nothing here names a class of vLLM: layers are found by the paths of a :class:`ModelBinding`, and what is relied on of them
+(``reduce_results``, ``moe_config.skip_final_all_reduce``) is listed in ``host/capabilities.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from tokenspeed_plugin.placement.algebra import PlacementError
+from tokenspeed_plugin.placement.module_spec import ModuleKind
+from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd
+
+if TYPE_CHECKING:
+    from tokenspeed_plugin.placement.graph import ModelGraph
+    from tokenspeed_plugin.placement.models.bindings import ModelBinding
+    from tokenspeed_plugin.placement.module_spec import ModuleSpec, Signature
+    from tokenspeed_plugin.placement.runtime.compiled_layer import Module
+
+
+class StepInputs(NamedTuple):
+    """What every module gets: positions ``[tokens]``, and whether the plan's values may be longer than that."""
+
+    positions: torch.Tensor
+    may_pad: bool
+
+
+class Norm:
+    """An RMS norm of vLLM, which can take a residual sum with it."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
+        """The normalised values."""
+        normalised: torch.Tensor = self._layer(inputs[0])
+        return normalised
+
+    def add_norm(self, residual: torch.Tensor, branch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normalised sum, and the sum."""
+        normalised, total = self._layer(branch, residual)
+        return normalised, total
+
+
+class Attention:
+    """An attention block of vLLM. It gets exactly the step's tokens: its KV cache knows of no padding."""
+
+    def __init__(self, layer: Any, extra: dict[str, None]) -> None:
+        self._layer = layer
+        self._extra = extra
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: StepInputs) -> torch.Tensor:  # noqa: ARG002
+        """This rank's share of the output, Partial over the heads."""
+        values = inputs[0]
+        if not step.may_pad or (not torch.compiler.is_compiling() and len(values) == step.positions.shape[-1]):
+            return self._attend(values, step.positions)
+        num_tokens = step.positions.shape[-1]
+        mixed = self._attend(values[:num_tokens], step.positions)
+        return torch.nn.functional.pad(mixed, (0, 0, 0, values.shape[0] - num_tokens))
+
+    def _attend(self, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self._layer(positions=positions, hidden_states=values, **self._extra)
+        return mixed
+
+
+class TokenwiseLayer:
+    """A layer that takes one tensor: embedding, MLP, MoE."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
+        """The layer's output."""
+        values: torch.Tensor = self._layer(inputs[0])
+        return values
+
+
+class Scale:
+    """Multiplication by a constant; vLLM keeps it in the type of the model."""
+
+    def __init__(self, factor: Any) -> None:
+        self._factor = factor
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
+        """The product."""
+        scaled: torch.Tensor = inputs[0] * self._factor
+        return scaled
+
+
+class Identity:
+    """Hands a value on."""
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
+        """The value."""
+        return inputs[0]
+
+
+def bind(graph: ModelGraph, binding: ModelBinding, inner: Any) -> list[dict[str, Module]]:
+    """The modules of every section, in the order of the graph, with all reductions inside of them switched off.
+
+    Raises:
+        PlacementError: vLLM's model lacks a declared module, or reduces somewhere that no declaration covers.
+    """
+    layers = list(getattr(inner, binding.layers))
+    owners = [inner, *layers, inner]
+    if len(owners) != len(graph.order):
+        message = f"{graph.name!r} declares {len(graph.order) - 2} layers, vLLM's model has {len(layers)}"
+        raise PlacementError(message)
+    bound = [
+        {node.spec.name: _bind(node.spec, binding, owner) for node in graph.sections[name].nodes}
+        for name, owner in zip(graph.order, owners, strict=True)
+    ]
+    for index, layer in enumerate(layers):
+        _check_silent(layer, f"layer {index}")
+    return bound
+
+
+def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any) -> Module:
+    if spec.kind is ModuleKind.ADD:
+        return ResidualAdd()
+    if spec.kind is ModuleKind.SINK:
+        return Identity()
+    path = binding.path(spec.name)
+    try:
+        layer = attrgetter(path)(owner)
+    except AttributeError as error:
+        message = f"declared module {spec.name!r}: {type(owner).__name__} has no {path!r}; bind it to another path"
+        raise PlacementError(message) from error
+    return _of_kind(spec, layer)
+
+
+def _of_kind(spec: ModuleSpec, layer: Any) -> Module:
+    if spec.kind is ModuleKind.EMBEDDING:
+        return TokenwiseLayer(_unreduced_copy(layer))
+    if spec.kind is ModuleKind.NORM:
+        return Norm(layer)
+    if spec.kind is ModuleKind.SCALE:
+        return Scale(layer)
+    if spec.kind in (ModuleKind.ATTENTION, ModuleKind.MLA):
+        layer.o_proj.reduce_results = False
+        # DeepSeek's attention has a parameter that only other models use, and no default for it.
+        return Attention(layer, {"llama_4_scaling": None} if spec.kind is ModuleKind.MLA else {})
+    if spec.kind is ModuleKind.MLP:
+        layer.down_proj.reduce_results = False
+        return TokenwiseLayer(layer)
+    if spec.kind is ModuleKind.MOE:
+        _check_moe(spec.name, layer.experts.moe_config)
+        layer.experts.moe_config.skip_final_all_reduce = True
+        return TokenwiseLayer(layer)
+    message = f"declared module {spec.name!r}: kind {spec.kind.value!r} has no counterpart among vLLM's layers"
+    raise PlacementError(message)
+
+
+def _unreduced_copy(embedding: Any) -> Any:
+    """The same weights without the reduction; drafters and logits go on using the original."""
+    own = copy.copy(embedding)
+    own.reduce_results = False
+    return own
+
+
+def _check_moe(name: str, config: Any) -> None:
+    if config.is_sequence_parallel or config.moe_parallel_config.use_all2all_kernels:
+        message = f"declared module {name!r}: vLLM's MoE communicates by itself here (data parallel); use dp=1"
+        raise PlacementError(message)
+
+
+def _check_silent(layer: Any, where: str) -> None:
+    """Whether something that reduces is left, which would be reduced a second time."""
+    for name, module in layer.named_modules():
+        loud = getattr(module, "reduce_results", False) and getattr(module, "tp_size", 1) > 1
+        moe = getattr(module, "moe_config", None)
+        if loud or (moe is not None and not moe.skip_final_all_reduce and moe.tp_size * moe.ep_size > 1):
+            message = f"{where}: {name!r} reduces by itself and belongs to no declared module; bind it"
+            raise PlacementError(message)
