@@ -64,17 +64,11 @@ class CompiledDecoderLayer:
         self._rank = rank
         self._communicator = communicator
         steps, sums = sums_before_norms(plan, modules, takes_sum=takes_sum, leaves_sum=leaves_sum)
-        slots = {plan.entry_buffer: 0, WAITING: 1}
-        for step in steps:
-            slots.setdefault(step.target, len(slots))
-        for sum_ in sums.values():
-            slots.setdefault(sum_.target, len(slots))
-        last = plan.steps[-1]
-        waiting = isinstance(last, Compute) and leaves_sum
-        self._results = tuple(slots[name] for name in (_reads(last) if waiting else (plan.exit_buffer,)))
+        slots = _slots(plan, steps, sums)
+        results = _reads(plan.steps[-1]) if leaves_sum else (plan.exit_buffer,)
         self._num_slots = len(slots)
-        reads = [_reads(step, sums.get(index)) for index, step in enumerate(steps)]
-        sources = [tuple(slots[name] for name in names) for names in reads]
+        self._results = tuple(slots[name] for name in results)
+        sources = [tuple(slots[name] for name in _reads(s, sums.get(i))) for i, s in enumerate(steps)]
         dead = _last_reads(sources, keep=self._results)
         self._instructions = tuple(
             _Instruction(
@@ -124,6 +118,14 @@ class CompiledDecoderLayer:
             Conversion.SLICE: lambda t: t.narrow(dim, t.shape[dim] // count * position, t.shape[dim] // count).clone(),
             Conversion.KEEP_FIRST: lambda t: t if position == 0 else torch.full_like(t, neutral),
         }[move.kind]
+
+
+def _slots(plan: SectionPlan, steps: list[Move | Compute], sums: Mapping[int, Sum]) -> dict[str, int]:
+    """A number for each buffer; the stream comes in the first one, or the first two."""
+    slots = {plan.entry_buffer: 0, WAITING: 1}
+    for name in (*(step.target for step in steps), *(sum_.target for sum_ in sums.values())):
+        slots.setdefault(name, len(slots))
+    return slots
 
 
 def _reads(step: Move | Compute, sum_: Sum | None = None) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from torch import nn
 
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.model_names import get_tp_group, set_model_tag, support_torch_compile
-from tokenspeed_plugin.host.placed_models import architecture_of, stock_class, whole_on_every_rank
+from tokenspeed_plugin.host.patches import whole_on_every_rank
+from tokenspeed_plugin.host.placed_models import architecture_of, stock_class
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
 from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator

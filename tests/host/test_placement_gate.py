@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenspeed_plugin.host import placed_models
+from tokenspeed_plugin.host import patches, placed_models
 from tokenspeed_plugin.host.check import HostError, check_placement
 from tokenspeed_plugin.host.placement_gate import UNPLACED, create_engine_config
 from tokenspeed_plugin.settings import SettingsError, resolve
@@ -167,7 +167,8 @@ def test_layers_that_every_rank_has_whole_are_named_by_their_place_in_the_model(
         "model.layers.7.mlp.shared_experts.down_proj",
         "model.layers.7.self_attn.o_proj",
     )
-    with placed_models.whole_on_every_rank(("mlp.gate_up_proj", "mlp.down_proj")):
+    with patches.whole_on_every_rank(("mlp.gate_up_proj", "mlp.down_proj")):
+        assert patches.ROW_LINEAR.is_installed
         for name in names:
             RowParallelLinear(prefix=name)
     assert built == dict(zip(names, (True, False, False), strict=True))

@@ -4,14 +4,11 @@
 from vllm.compilation.backends import set_model_tag
 from vllm.compilation.decorators import support_torch_compile
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.registry import ModelRegistry
 
 __all__ = [
     "GroupCoordinator",
-    "MergedColumnParallelLinear",
     "ModelRegistry",
-    "RowParallelLinear",
     "get_tp_group",
     "set_model_tag",
     "support_torch_compile",

@@ -7,7 +7,9 @@ the patched object) finds it and leaves it alone.
 
 import functools
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +74,17 @@ BLOCK_HASHER = Patch(
     when="while an engine core with the tokenspeed scheduler is being built",
     goes="when a scheduler can supply the hasher",
 )
-PATCHES: tuple[Patch, ...] = (PARSER, ENGINE_CONFIG, BLOCK_HASHER)
+_WHOLE = {
+    "why": "`dense=tp1` of `--placement` wants MLPs that every rank has whole; vLLM's layers can, but its models do not hand the switch on",
+    "how": "calls the constructor with `disable_tp` for the MLPs of decoder layers, told by their prefix",
+    "when": "while a placed model with `dense=tp1` on several ranks is being built",
+    "goes": "when vLLM's models take a tensor-parallel size for each layer",
+}
+MERGED_LINEAR = Patch(
+    "merged_linear", "vllm.model_executor.layers.linear:MergedColumnParallelLinear.__init__", **_WHOLE
+)
+ROW_LINEAR = Patch("row_linear", "vllm.model_executor.layers.linear:RowParallelLinear.__init__", **_WHOLE)
+PATCHES: tuple[Patch, ...] = (PARSER, ENGINE_CONFIG, BLOCK_HASHER, MERGED_LINEAR, ROW_LINEAR)
 
 
 def install_parser(add_flags: Callable[[Any], None]) -> None:
@@ -152,6 +164,38 @@ def remove_block_hasher() -> None:
     current = getattr(owner, attribute)
     if getattr(current, _MARK, None) == BLOCK_HASHER.name:
         setattr(owner, attribute, current.__wrapped__)
+
+
+@contextmanager
+def whole_on_every_rank(suffixes: tuple[str, ...]) -> Iterator[None]:
+    """Rows `merged_linear` and `row_linear`, for as long as vLLM builds a model.
+
+    Args:
+        suffixes: of the prefixes, behind the number of a decoder layer, of the linear layers that are not split over the ranks.
+    """
+    if not suffixes:
+        yield
+        return
+    named = re.compile(r"(?:^|\.)layers\.\d+\.(?:" + "|".join(map(re.escape, suffixes)) + ")$")
+    owners = [(patch, _owner(patch.target)[0]) for patch in (MERGED_LINEAR, ROW_LINEAR)]
+    originals = [owner.__init__ for _, owner in owners]
+    for patch, owner in owners:
+        owner.__init__ = _marked(_whole(owner.__init__, named), patch)
+    try:
+        yield
+    finally:
+        for (_, owner), original in zip(owners, originals, strict=True):
+            owner.__init__ = original
+
+
+def _whole(original: Callable[..., None], named: re.Pattern[str]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if named.search(str(kwargs.get("prefix", ""))):
+            kwargs["disable_tp"] = True
+        original(self, *args, **kwargs)
+
+    return __init__
 
 
 def _marked(function: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -5,11 +5,8 @@ A placed class builds vLLM's own model when the configuration that it gets does 
 engine in the same process). The environment tells engine-core and worker processes which architectures to replace.
 """
 
-import functools
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from tokenspeed_plugin.host.version import installed_version
@@ -65,38 +62,6 @@ def architecture_of(class_name: str) -> str | None:
     """The architecture of a class that `install` registered; None for other names."""
     name, mark, _ = class_name.partition(_MARK)
     return name if mark else None
-
-
-@contextmanager
-def whole_on_every_rank(suffixes: tuple[str, ...]) -> Iterator[None]:
-    """While vLLM builds a model: linear layers of a decoder layer with these suffixes are not split over the ranks.
-
-    The switch (`disable_tp`) is vLLM's, but the model classes do not hand it on, so the constructors are wrapped meanwhile.
-    """
-    if not suffixes:
-        yield
-        return
-    from tokenspeed_plugin.host.model_names import MergedColumnParallelLinear, RowParallelLinear
-
-    named = re.compile(r"(?:^|\.)layers\.\d+\.(?:" + "|".join(map(re.escape, suffixes)) + ")$")
-    originals = {cls: cls.__init__ for cls in (MergedColumnParallelLinear, RowParallelLinear)}
-    for cls, original in originals.items():
-        cls.__init__ = _whole(original, named)
-    try:
-        yield
-    finally:
-        for cls, original in originals.items():
-            cls.__init__ = original
-
-
-def _whole(original: Callable[..., None], named: re.Pattern[str]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        if named.search(str(kwargs.get("prefix", ""))):
-            kwargs["disable_tp"] = True
-        original(self, *args, **kwargs)
-
-    return __init__
 
 
 def _class_name(architecture: str) -> str:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bars of the placement benchmark, and the cost table that its links give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.report import Bar, MissingFigureError
+from tokenspeed_plugin.placement.algebra import Conversion
+from tokenspeed_plugin.placement.cost import CostTable
+from tokenspeed_plugin.placement.cost.cost_table import Sample
+from tokenspeed_plugin.placement.cost.measurement import measured_table, prediction_errors
+
+LINK_SIZES_BYTES = tuple(2**exponent for exponent in range(12, 28, 2))
+QUICK_LINK_SIZES_BYTES = (1 << 12, 1 << 16, 1 << 20)
+LEAST_RATIO = 0.98
+LEAST_PREFILL_RATIO = 1.02
+LEAST_SMALL_DECODE_RATIO, SMALL_BATCH = 1.05, 16
+LARGEST_PREDICTION_ERROR = 0.2
+
+
+def fitted(figures: dict[str, Any]) -> tuple[CostTable | None, dict[str, Any]]:
+    """The shipped table with the links of this run, and its error for each collective and size."""
+    for systems in figures["models"].values():
+        for found in systems.values():
+            if found.get("links"):
+                samples = {
+                    Conversion(kind): [Sample(ring_bytes=size, time_us=us) for size, us in measured]
+                    for kind, measured in found["links"].items()
+                }
+                table = measured_table(CostTable.load(), figures["ranks"], samples)
+                errors = prediction_errors(table, figures["ranks"], samples)
+                return table, {kind.value: own for kind, own in errors.items()}
+    return None, {}
+
+
+def placement_bars(figures: dict[str, Any]) -> list[Bar]:
+    """Return the bars of everything that was run; what failed leaves its bars unmet."""
+    bars = []
+    for model, systems in figures["models"].items():
+        for system in systems:
+            if system.startswith("placed"):
+                bars += _bars_of(model, systems, system, figures["ranks"])
+    if figures["ranks"] > 1:
+        bars.append(_prediction_bar(figures))
+    return bars
+
+
+def _bars_of(model: str, systems: dict[str, Any], system: str, ranks: int) -> list[Bar]:
+    peer = "stock, experts" if system.endswith("experts") else "stock"
+    batches = systems[system].get("decode_ms", {})
+    split = "split" in system
+    bars = [_ratio(model, systems, system, peer, f"decode at batch {batch}", ("decode_ms", batch)) for batch in batches]
+    prefill = LEAST_PREFILL_RATIO if split else LEAST_RATIO
+    bars.append(_ratio(model, systems, system, peer, "prefill", ("prefill_ms",), prefill))
+    if system == "placed" and ranks > 1:
+        small = [batch for batch in batches if int(batch) <= SMALL_BATCH]
+        bars += [
+            _ratio(
+                model,
+                systems,
+                system,
+                peer,
+                f"decode at batch {batch}, own kernel",
+                ("decode_ms", batch),
+                LEAST_SMALL_DECODE_RATIO,
+            )
+            for batch in small
+        ]
+    return [*bars, _tokens(model, systems, system)]
+
+
+def _ratio(
+    model: str,
+    systems: dict[str, Any],
+    system: str,
+    peer: str,
+    what: str,
+    keys: tuple[str, ...],
+    least: float = LEAST_RATIO,
+) -> Bar:
+    def ratio() -> float:
+        return float(_figure(systems, peer, keys) / _figure(systems, system, keys))
+
+    return Bar(f"{model}, {system}: {what}, speed over {peer}", ">=", least, ratio)
+
+
+def _figure(systems: dict[str, Any], system: str, keys: tuple[str, ...]) -> Any:
+    found = systems.get(system, {"error": "was not run"})
+    for key in keys:
+        if key not in found:
+            raise MissingFigureError(f"{system}: {systems.get(system, {}).get('error', 'no ' + key)}")
+        found = found[key]
+    return found
+
+
+def _tokens(model: str, systems: dict[str, Any], system: str) -> Bar:
+    def num_mismatches() -> float:
+        ours, theirs = _figure(systems, system, ("tokens",)), _figure(systems, "stock", ("tokens",))
+        if sum(len(set(answer)) == 1 for answer in theirs) * 2 > len(theirs):
+            raise MissingFigureError("most answers repeat one token: equality proves nothing")
+        return float(sum(a != b for a, b in zip(ours, theirs, strict=True)))
+
+    return Bar(f"{model}, {system}: requests whose greedy tokens differ from stock's", "<=", 0.0, num_mismatches)
+
+
+def _prediction_bar(figures: dict[str, Any]) -> Bar:
+    def largest() -> float:
+        errors = [abs(error) for own in figures["links"].values() for error in own]
+        if not errors:
+            raise MissingFigureError("no link was measured")
+        return max(errors)
+
+    return Bar("largest relative error of the fitted cost table", "<=", LARGEST_PREDICTION_ERROR, largest)
