@@ -92,7 +92,7 @@ def test_without_placement_vllms_own_models_stay_or_come_back() -> None:
 def test_the_configuration_carries_the_settled_plans_and_children_learn_what_to_replace() -> None:
     from vllm.model_executor.models.registry import ModelRegistry
 
-    config, _ = gate("auto", config_with())
+    config, _ = gate("attn=tp2,dense=tp2", config_with())
     request = config.additional_config["tokenspeed_placement"]
     assert request["spec"] == "attn=tp2,dense=tp2,moe=tp2"
     assert config.additional_config["other"] == 1
@@ -100,7 +100,7 @@ def test_the_configuration_carries_the_settled_plans_and_children_learn_what_to_
     name = ModelRegistry.models["Qwen3ForCausalLM"].class_name
     assert placed_models.architecture_of(name) == "Qwen3ForCausalLM"
     assert placed_models.stock_class("Qwen3ForCausalLM").__name__ == "Qwen3ForCausalLM"
-    other, _ = gate("auto,residual=sharded", config_with())
+    other, _ = gate("attn=tp2,dense=tp2,residual=sharded", config_with())
     assert other.additional_config["tokenspeed_placement"]["digest"] != request["digest"]
 
 

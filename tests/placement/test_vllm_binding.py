@@ -163,10 +163,11 @@ def vllm_config(family: str = "qwen3", tensor: int = 2, data: int = 1, *, expert
 @pytest.mark.parametrize(
     ("text", "config", "spec", "residual"),
     [
-        ("auto", vllm_config(), "attn=tp2,dense=tp2,moe=tp2", "auto"),
+        ("auto", vllm_config(), "attn=tp2,dense=tp1,moe=tp2", "auto"),
         ("auto,residual=sharded", vllm_config(tensor=1), "attn=tp1,dense=tp1,moe=tp1", "sharded"),
         ("attn=tp2,dense=tp2,residual=replicated", vllm_config(), "attn=tp2,dense=tp2,moe=tp2", "replicated"),
-        ("auto", vllm_config("qwen3_moe", experts=True), "attn=tp2,dense=tp2,moe=ep2", "auto"),
+        ("auto", vllm_config("qwen3_moe", experts=True), "attn=tp2,dense=tp1,moe=ep2", "auto"),
+        ("auto", vllm_config("deepseek_v3"), "attn=tp2,dense=tp2,moe=tp2", "auto"),
         ("attn=tp2,dense=tp2,moe=ep2", vllm_config("deepseek_v3"), "attn=tp2,dense=tp2,moe=ep2", "auto"),
         ("attn=tp2,dense=tp1,moe=tp2", vllm_config("qwen3_moe"), "attn=tp2,dense=tp1,moe=tp2", "auto"),
     ],
