@@ -9,11 +9,13 @@ from typing import Any
 # By class name, so that this room needs no vLLM. Subclasses are found through the method resolution order, the nearest name first.
 _WINDOWED = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+_STATE = frozenset({"MambaSpec"})
+# How vLLM's workers place states: by the column of the last token, or (without prefix caching) in one block.
+_STATE_MODES = ("align", "none")
 
 
-# Largest unit in which prefixes are matched.
+# Largest unit in which prefixes are matched; and the smallest for whose sake a block is divided, because each costs a key.
 MOST_MATCH_TOKENS = 128
-# The smallest unit for whose sake a block is divided, because each costs a key.
 LEAST_MATCH_TOKENS = 16
 
 
@@ -29,11 +31,13 @@ class Group:
         name: of its first layer, for messages.
         block_tokens: tokens in a block.
         window_tokens: how far back a token reads, itself included; None when it reads everything.
+        keeps_state: one state stands for all tokens so far (Mamba, GDN, KDA, short convolutions).
     """
 
     name: str
     block_tokens: int
     window_tokens: int | None = None
+    keeps_state: bool = False
 
 
 def groups_from(kv_cache_groups: Iterable[Any], num_context_ranks: int = 1) -> list[Group]:
@@ -58,9 +62,13 @@ def match_unit_tokens(kv_cache_groups: Iterable[Any], hash_block_tokens: int) ->
 
     Args:
         kv_cache_groups: of a vLLM `KVCacheConfig`.
-        hash_block_tokens: vLLM's resolved `hash_block_size`; it divides the block of every group.
+        hash_block_tokens: vLLM's resolved `hash_block_size`. It divides the block of every group, except where states are kept
+            without prefix caching.
     """
-    run_tokens = math.lcm(*(_run_tokens(spec) for group in kv_cache_groups for spec in _layer_specs(group)))
+    specs = [spec for group in kv_cache_groups for spec in _layer_specs(group)]
+    if any(hasattr(spec, "mamba_cache_mode") for spec in specs):
+        hash_block_tokens = math.gcd(hash_block_tokens, *(spec.block_size for spec in specs))
+    run_tokens = math.lcm(*(_run_tokens(spec) for spec in specs))
     most = min(hash_block_tokens, MOST_MATCH_TOKENS)
     least = min(LEAST_MATCH_TOKENS, MOST_MATCH_TOKENS)
     fitting = (unit for unit in range(most, least - 1, -1) if hash_block_tokens % unit == 0 and unit % run_tokens == 0)
@@ -94,6 +102,18 @@ def _group(group: Any, num_context_ranks: int) -> Group:
             return Group(name, spec.block_size, spec.sliding_window)
         if cls.__name__ in _FULL:
             return Group(name, spec.block_size * num_shards)
-    known = ", ".join(sorted(_FULL | _WINDOWED))
+        if cls.__name__ in _STATE:
+            return _state_group(name, spec)
+    known = ", ".join(sorted(_FULL | _WINDOWED | _STATE))
     msg = f"KV cache group of layer {name!r} is a {type(spec).__name__}; known kinds: {known}"
     raise UnsupportedGroupError(msg)
+
+
+def _state_group(name: str, spec: Any) -> Group:
+    if spec.mamba_cache_mode not in _STATE_MODES:
+        msg = f"layer {name!r} keeps states in mode {spec.mamba_cache_mode!r}; allowed: {', '.join(_STATE_MODES)}"
+        raise UnsupportedGroupError(msg)
+    if spec.num_speculative_blocks:
+        msg = f"layer {name!r} keeps states for {spec.num_speculative_blocks} draft tokens; allowed: none"
+        raise UnsupportedGroupError(msg)
+    return Group(name, spec.block_size, keeps_state=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
 from tokenspeed_plugin.host.names import build_dynamic_sd_schedule_lookup
-from tokenspeed_plugin.kv_flat.groups import groups_from, match_unit_tokens
+from tokenspeed_plugin.kv_flat.groups import Group, groups_from, match_unit_tokens
 from tokenspeed_plugin.scheduler_fsm import _core
 from tokenspeed_plugin.scheduler_fsm.encoder_inputs import encoder_limits
 from tokenspeed_plugin.scheduler_fsm.eviction import eviction_spec
@@ -96,7 +96,7 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
         _core.GroupSpec(
             name=group.name,
             block_tokens=group.block_tokens,
-            retention=_core.Retention.FULL if group.window_tokens is None else _core.Retention.SLIDING_WINDOW,
+            retention=_retention(group),
             window_tokens=group.window_tokens or 0,
         )
         for group in groups_from(
@@ -104,6 +104,12 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
         )
     ]
     return config
+
+
+def _retention(group: Group) -> _core.Retention:
+    if group.keeps_state:
+        return _core.Retention.STATE
+    return _core.Retention.FULL if group.window_tokens is None else _core.Retention.SLIDING_WINDOW
 
 
 def runner_protocol(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> _core.RunnerProtocol:

@@ -41,8 +41,14 @@ class RequestDesk:
         port: "ConnectorPort | None" = None,
         *,
         rows_carry_masks: bool = False,
+        has_states: bool = False,
     ) -> None:
-        """Args: rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`)."""
+        """Set whom it works with.
+
+        Args:
+            rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`).
+            has_states: whether the model has layers that keep states.
+        """
         self.requests: dict[str, Request] = {}
         self.handles: dict[str, int] = {}
         self._core = core
@@ -56,6 +62,7 @@ class RequestDesk:
             core, self.handles, prompts, mirror, outbox, self.finish, rows_carry_masks=rows_carry_masks
         )
         self._rows_carry_masks = rows_carry_masks
+        self.has_states = has_states
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
@@ -160,6 +167,19 @@ class RequestDesk:
         self._outbox.note_finished(request)
         return params
 
+    def end_output(self, request: "Request") -> dict[str, Any] | None:
+        """The output of a request ended, or that of a session's turn.
+
+        Returns:
+            A connector's parameters for its client.
+        """
+        if not self.sessions.next_turn(request):
+            return self.forget(request)
+        if self.has_states:
+            # Its KV went with the turn.
+            self._preempted_req_ids.add(request.request_id)
+        return None
+
     # -- what happens around a step --------------------------------------------------------------------------------------------
 
     def open_grammar_gates(self) -> None:
@@ -193,6 +213,10 @@ class RequestDesk:
         for request in requests:
             self._mirror.preempted(request, now_s)
             self._preempted_req_ids.add(request.request_id)
+
+    def note_session_rows(self, plan: _core.PlanColumns) -> None:
+        """A session's turn starts from states in other columns than the last one ended in: workers must look for them anew."""
+        self._preempted_req_ids.update(row[0].request_id for row in plan.new_rows if row[0].resumable)
 
     def take_failed_loads(self, port: "ConnectorPort", output: "KVConnectorOutput | None") -> None:
         """Requests whose KV did not come compute it themselves, or end; before the step's results are taken in.

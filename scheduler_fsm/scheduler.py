@@ -19,6 +19,7 @@ from tokenspeed_plugin.host.names import (
     SchedulerInterface,
 )
 from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, pace, request_import
+from tokenspeed_plugin.scheduler_fsm.capacity_report import log_capacity
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
@@ -79,8 +80,10 @@ class TokenSpeedScheduler(SchedulerInterface):
         config_gate.check(vllm_config, kv_cache_config)
         hash_tokens = hash_block_size or block_size
         key_tokens = config_map.key_tokens(kv_cache_config, hash_tokens)
+        config = config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens, mm_registry)
+        log_capacity(config)
         self._core = _core.Core(
-            config=config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens, mm_registry),
+            config=config,
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),
             output_class=EngineCoreOutput,
         )
@@ -98,7 +101,15 @@ class TokenSpeedScheduler(SchedulerInterface):
         mirror = RequestMirror(log_stats=log_stats)
         masks = bool(vllm_config.model_config.return_sampling_mask)
         self._desk = RequestDesk(
-            self._core, prompts, self._grammars, mirror, self._outbox, draft_metrics, port, rows_carry_masks=masks
+            self._core,
+            prompts,
+            self._grammars,
+            mirror,
+            self._outbox,
+            draft_metrics,
+            port,
+            rows_carry_masks=masks,
+            has_states=any(group.retention == _core.Retention.STATE for group in config.kv.groups),
         )
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
@@ -145,6 +156,8 @@ class TokenSpeedScheduler(SchedulerInterface):
         plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills, now_s)
         if plan.retracted or plan.admitted or plan.ended:
             self._desk.note_changes(plan)
+        if self._desk.has_states and plan.new_rows:
+            self._desk.note_session_rows(plan)
         output = scheduler_output(plan, *self._desk.take_notices())
         if self._port is not None:
             self._port.describe_step(output, plan, self.requests, self._desk.handles)
@@ -185,8 +198,8 @@ class TokenSpeedScheduler(SchedulerInterface):
                 num_invalid_drafts = scheduler_output.num_invalid_spec_tokens
                 for request, output in self._rows.build(special, model_runner_output, num_invalid_drafts):
                     outputs.setdefault(request.client_index, []).append(output)
-                    if output.finish_reason is not None and not self._desk.sessions.next_turn(request):
-                        output.kv_transfer_params = self._desk.forget(request)
+                    if output.finish_reason is not None:
+                        output.kv_transfer_params = self._desk.end_output(request)
         if port is not None and transferred is not None:
             port.take_reports(transferred, self._desk.handles)
         self._events.publish(self._core, () if port is None else port.take_events())

@@ -42,7 +42,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -184,6 +184,11 @@ def make_kv_cache_config(knobs: Knobs) -> KVCacheConfig:
             if group.window_tokens is None
             else SlidingWindowSpec(**shape, dtype=dtype, sliding_window=group.window_tokens)
         )
+        if group.keeps_state:
+            mode = "align" if knobs.prefix_caching else "none"
+            spec = MambaSpec(
+                block_size=group.block_tokens, shapes=((8,),), dtypes=(torch.float32,), mamba_cache_mode=mode
+            )
         groups.append(KVCacheGroupSpec([f"layer{index}"], spec))
     return KVCacheConfig(num_blocks=knobs.num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
 

@@ -45,6 +45,11 @@ class BlockTable {
     }
     void append_null() { blocks_.push_back(kNullBlock); }
 
+    /// Puts another block into column `index`, which no worker has been told of yet; returns the one that stood there.
+    [[nodiscard]] BlockRef replace(std::uint32_t index, BlockRef&& block) {
+        return {*pool_, std::exchange(blocks_[index], block.surrender())};
+    }
+
     /// Gives back column `index`; it reads as the null block from now on.
     void retire(std::uint32_t index) noexcept {
         const BlockId block = std::exchange(blocks_[index], kNullBlock);

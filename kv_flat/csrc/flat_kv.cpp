@@ -33,12 +33,21 @@ std::uint32_t most_units(const KvConfig& config) noexcept {
     return most;
 }
 
+std::uint32_t state_block_tokens_of(const KvConfig& config) noexcept {
+    std::uint32_t largest = 0;
+    for (const GroupSpec& group : config.groups) {
+        if (group.retention == Retention::kState) largest = std::max(largest, group.block_tokens);
+    }
+    return largest;
+}
+
 }  // namespace
 
 FlatKv::FlatKv(KvConfig config)
     : config_(checked(std::move(config))),
+      state_block_tokens_(state_block_tokens_of(config_)),
       pool_(config_.num_blocks, config_.record_events, most_units(config_), config_.eviction),
-      clock_(config_.num_blocks, most_units(config_)),
+      clock_(config_.num_blocks, most_units(config_), state_block_tokens_ > 0),
       matcher_(pool_, clock_, config_.groups, config_.key_tokens) {
     if (config_.prefix_caching && config_.residency_sample_rate > 0.0)
         pool_.follow_blocks(config_.residency_sample_rate);
@@ -78,11 +87,17 @@ std::uint32_t FlatKv::blocks_to_open(const Match& match, std::uint32_t num_token
 std::uint32_t FlatKv::blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
     std::uint32_t sum = 0;
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
-        const std::uint32_t wanted = ceil_div(num_tokens, config_.groups[group].block_tokens);
-        const std::uint32_t present = sequence.table(group).size();
-        if (wanted > present) sum += wanted - present;
+        sum += num_missing(sequence, group, num_tokens);
     }
     return sum;
+}
+
+std::uint32_t FlatKv::num_missing(const KvSequence& sequence, GroupId group, std::uint32_t num_tokens) const noexcept {
+    const std::uint32_t wanted = ceil_div(num_tokens, config_.groups[group].block_tokens);
+    const std::uint32_t present = sequence.table(group).size();
+    if (config_.groups[group].retention != Retention::kState) return wanted > present ? wanted - present : 0;
+    // A state of the cache that the step would replace needs a block of the sequence's own.
+    return wanted > present || sequence.columns_[group].num_told < present ? 1 : 0;
 }
 
 std::uint32_t FlatKv::blocks_to_complete(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
@@ -105,7 +120,9 @@ void FlatKv::own_match(KvSequence& sequence, const Match& match) {
             const BlockId block = match.blocks[group][index];
             if (block == kNullBlock) {
                 column.table.append_null();
-            } else if (index + 1 < num_blocks || tail_units == 0 || matcher_.may_adopt(block, tail_units)) {
+            } else if (index + 1 < num_blocks || tail_units == 0 ||
+                       config_.groups[group].retention == Retention::kState ||
+                       matcher_.may_adopt(group, block, tail_units)) {
                 column.table.append(pool_.share(block));
             } else {
                 sequence.copies_.push_back({group, pool_.share(block)});
@@ -121,11 +138,10 @@ KvSequence FlatKv::open(const Match& match, std::uint64_t session) {
     pool_.settle(session);
     // Only now, with every block of the match owned, may others be taken: taking evicts.
     for (BlockCopy& copy : sequence.copies_) {
-        BlockRef target = pool_.take();
-        copy.target = target.id();
-        sequence.columns_[copy.group].table.append(std::move(target));
+        copy.target = pool_.take();
+        sequence.columns_[copy.group].table.append(pool_.share(copy.target->id()));
         const std::uint32_t tail_units = num_tail_units(match, copy.group);
-        for (std::uint32_t unit = 0; unit < tail_units; ++unit) clock_.note_written(copy.target, unit);
+        for (std::uint32_t unit = 0; unit < tail_units; ++unit) clock_.note_written(copy.target->id(), unit);
     }
     for (KvSequence::Column& column : sequence.columns_) {
         column.num_warm = column.table.size();
@@ -167,6 +183,10 @@ bool FlatKv::extend(KvSequence& sequence, std::uint32_t num_tokens) {
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         BlockTable& table = sequence.columns_[group].table;
         const std::uint32_t wanted = ceil_div(num_tokens, config_.groups[group].block_tokens);
+        if (config_.groups[group].retention == Retention::kState) {
+            extend_state(sequence, group, wanted);
+            continue;
+        }
         while (table.size() < wanted) table.append(pool_.take());
     }
     return true;
@@ -185,7 +205,7 @@ std::uint32_t FlatKv::blocks_to_load(const Match& match, std::uint32_t num_token
 }
 
 void FlatKv::extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::uint32_t num_computed_tokens) {
-    retire(sequence, num_computed_tokens);
+    retire(sequence, num_computed_tokens, num_computed_tokens);
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
         const std::uint32_t num_dead = config_.groups[group].num_dead_blocks(num_computed_tokens);
@@ -195,11 +215,13 @@ void FlatKv::extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::
     static_cast<void>(extend(sequence, num_tokens));
 }
 
-void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept {
+void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens,
+                    std::uint32_t num_planned_tokens) noexcept {
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
-        const std::uint32_t num_dead =
-            std::min(config_.groups[group].num_dead_blocks(num_computed_tokens), column.table.size());
+        const GroupSpec& spec = config_.groups[group];
+        const std::uint32_t num_tokens = spec.retention == Retention::kState ? num_planned_tokens : num_computed_tokens;
+        const std::uint32_t num_dead = std::min(spec.num_dead_blocks(num_tokens), column.table.size());
         // Tail first, like a whole table's release: the eviction order within a group does not depend on the path.
         for (std::uint32_t index = num_dead; index > column.num_retired; --index) column.table.retire(index - 1);
         column.num_retired = std::max(column.num_retired, num_dead);
@@ -214,6 +236,10 @@ void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<cons
     const std::uint32_t num_complete = std::min(num_tokens / config_.key_tokens, num_keyed);
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
+        if (config_.groups[group].retention == Retention::kState) {
+            publish_whole_state(column, group, chain, tokens, num_complete);
+            continue;
+        }
         if (column.num_published >= num_complete) continue;
         const std::uint32_t num_units = config_.groups[group].block_tokens / config_.key_tokens;
         for (std::uint32_t& index = column.num_published; index < num_complete; ++index) {
@@ -244,7 +270,10 @@ void FlatKv::count_owners(const KvSequence& sequence, std::vector<std::uint32_t>
     for (GroupId group = 0; group < sequence.num_groups(); ++group) {
         for (const BlockId block : sequence.table(group).ids()) owners[block] += block != kNullBlock;
     }
-    for (const BlockCopy& copy : sequence.copies()) ++owners[copy.source.id()];
+    for (const BlockCopy& copy : sequence.copies()) {
+        ++owners[copy.source.id()];
+        if (copy.target) ++owners[copy.target->id()];
+    }
 }
 
 }  // namespace tokenspeed::kv_flat

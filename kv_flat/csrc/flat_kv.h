@@ -91,8 +91,28 @@ class FlatKv {
     /// after `num_computed_tokens` reads. @pre blocks_to_load(...) <= pool().num_free()
     void extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::uint32_t num_computed_tokens);
 
-    /// Gives back the blocks that no token at or after `num_computed_tokens` reads.
-    void retire(KvSequence& sequence, std::uint32_t num_computed_tokens) noexcept;
+    /// Gives back the blocks that no token at or after `num_computed_tokens` reads. Steps run in order, so a state is
+    /// needed no longer than until a step from a later one on is planned: behind `num_planned_tokens`.
+    void retire(KvSequence& sequence, std::uint32_t num_computed_tokens, std::uint32_t num_planned_tokens) noexcept;
+
+    // -- states
+    // --------------------------------------------------------------------------------------------------------
+    //
+    // Workers read the state behind n tokens from column ceil(n / B) - 1 and write the one behind a step's last token
+    // into its column, moving it over first when the two differ. A state that can be hit is never written again.
+
+    /// Tokens of a block in the groups that keep states, 0 when none does.
+    [[nodiscard]] std::uint32_t state_block_tokens() const noexcept { return state_block_tokens_; }
+
+    /// A planned step leaves the states behind `num_tokens` tokens: they may become hittable.
+    /// @param is_wanted worth a copy each, if the next step goes on in their columns
+    void note_states(KvSequence& sequence, std::uint32_t num_tokens, bool is_wanted) noexcept;
+
+    /// Makes the states hittable that note_states named, before a step up to `end_tokens` goes on from them. Where that
+    /// step would replace one, a copy is kept if one of `num_spare_blocks` is left for it, and nothing otherwise.
+    /// @returns states that were wanted and not kept
+    std::uint32_t keep_states(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
+                              std::uint32_t end_tokens, std::uint32_t num_spare_blocks);
 
     /// Makes the logical blocks of the first `num_tokens` tokens hittable.
     /// @param chain keys of the sequence, at least up to num_tokens
@@ -110,9 +130,18 @@ class FlatKv {
         return match.num_tokens % config_.groups[group].block_tokens / config_.key_tokens;
     }
     void own_match(KvSequence& sequence, const Match& match);
+    [[nodiscard]] std::uint32_t num_missing(const KvSequence& sequence, GroupId group,
+                                            std::uint32_t num_tokens) const noexcept;
+    void extend_state(KvSequence& sequence, GroupId group, std::uint32_t num_columns);
+    void publish_state(BlockId block, GroupId group, const KeyChain& chain, std::span<const TokenId> tokens,
+                       std::uint32_t num_tokens);
+    /// Makes a state hittable that the next step does not replace.
+    void publish_whole_state(KvSequence::Column& column, GroupId group, const KeyChain& chain,
+                             std::span<const TokenId> tokens, std::uint32_t num_complete);
     void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t unit);
 
     KvConfig config_;
+    std::uint32_t state_block_tokens_;
     BlockPool pool_;
     WriteClock clock_;
     JointMatcher matcher_;

@@ -15,6 +15,7 @@ namespace tokenspeed::kv_flat {
 enum class Retention : std::uint8_t {
     kFull,           ///< every token
     kSlidingWindow,  ///< the last `window_tokens` tokens before the one being computed, itself included
+    kState,          ///< one state, that behind the last token; workers keep it in the column of that token
 };
 
 /// One of vLLM's KV cache groups, as far as block bookkeeping is concerned.
@@ -26,6 +27,7 @@ struct GroupSpec {
 
     /// Leading blocks that no token at or after position `num_computed_tokens` reads.
     [[nodiscard]] std::uint32_t num_dead_blocks(std::uint32_t num_computed_tokens) const noexcept {
+        if (retention == Retention::kState) return std::max(ceil_div(num_computed_tokens, block_tokens), 1U) - 1;
         if (retention == Retention::kFull || num_computed_tokens + 1 <= window_tokens) return 0;
         return (num_computed_tokens + 1 - window_tokens) / block_tokens;
     }
@@ -35,6 +37,8 @@ struct GroupSpec {
                                                 std::uint32_t in_flight_tokens) const noexcept {
         const std::uint32_t all = ceil_div(num_tokens, block_tokens);
         if (retention == Retention::kFull) return all;
+        // The state that a step starts from, and the one that it leaves behind.
+        if (retention == Retention::kState) return std::min(all, 2U);
         // The window may start and end inside a block: one more than its length needs.
         return std::min(all, ceil_div(window_tokens - 1 + in_flight_tokens, block_tokens) + 1);
     }

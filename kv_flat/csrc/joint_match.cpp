@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_flat/csrc/joint_match.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace tokenspeed::kv_flat {
@@ -24,23 +25,41 @@ Match JointMatcher::find(std::span<const Digest> keys, std::uint32_t max_tokens,
         if (groups_[group].retention == Retention::kFull)
             length = full_prefix(search, group, length, match.blocks[group]);
     }
-    for (bool settled = false; !settled && length > 0;) {
-        settled = true;
-        for (GroupId group = 0; group < groups_.size(); ++group) {
-            auto& blocks = match.blocks[group];
-            const std::uint32_t shorter = groups_[group].retention == Retention::kFull
-                                              ? cut_full(search, group, length, blocks)
-                                              : windowed_prefix(search, group, length, blocks);
-            settled = settled && shorter == length;
-            length = shorter;
-        }
-    }
+    const bool has_attention =
+        std::ranges::any_of(groups_, [](const GroupSpec& group) { return group.retention != Retention::kState; });
+    if (has_attention) match.num_attention_tokens = length = joint_prefix(search, length, false, match.blocks);
+    length = joint_prefix(search, length, true, match.blocks);
+    if (!has_attention) match.num_attention_tokens = length;
     match.num_tokens = length;
     for (GroupId group = 0; group < groups_.size(); ++group) {
         match.blocks[group].resize(ceil_div(length, groups_[group].block_tokens));
     }
     count_owners(match);
     return match;
+}
+
+std::uint32_t JointMatcher::joint_prefix(const Search& search, std::uint32_t length, bool with_states,
+                                         std::vector<std::vector<BlockId>>& blocks) const {
+    for (bool settled = false; !settled && length > 0;) {
+        settled = true;
+        for (GroupId group = 0; group < groups_.size(); ++group) {
+            std::uint32_t shorter = length;
+            switch (groups_[group].retention) {
+                case Retention::kFull:
+                    shorter = cut_full(search, group, length, blocks[group]);
+                    break;
+                case Retention::kSlidingWindow:
+                    shorter = windowed_prefix(search, group, length, blocks[group]);
+                    break;
+                case Retention::kState:
+                    if (with_states) shorter = state_prefix(search, group, length, blocks[group]);
+                    break;
+            }
+            settled = settled && shorter == length;
+            length = shorter;
+        }
+    }
+    return length;
 }
 
 JointMatcher::Run JointMatcher::run_at(const Search& search, GroupId group, std::uint32_t index,
@@ -121,6 +140,22 @@ std::uint32_t JointMatcher::windowed_prefix(const Search& search, GroupId group,
     return length;
 }
 
+std::uint32_t JointMatcher::state_prefix(const Search& search, GroupId group, std::uint32_t max_tokens,
+                                         std::vector<BlockId>& blocks) const {
+    const std::uint32_t block_tokens = groups_[group].block_tokens;
+    const std::uint32_t num_units = block_tokens / key_tokens_;
+    for (std::uint32_t length = max_tokens; length > 0; length -= search.grain_tokens) {
+        const std::uint32_t unit = length / key_tokens_ - 1;
+        const BlockId block = pool_.find(search.keys[unit], group);
+        if (block == kNullBlock || !clock_.is_settled(block, unit % num_units)) continue;
+        blocks.assign(ceil_div(length, block_tokens), kNullBlock);
+        blocks.back() = block;
+        return length;
+    }
+    blocks.clear();
+    return 0;
+}
+
 void JointMatcher::count_owners(Match& match) const noexcept {
     for (GroupId group = 0; group < groups_.size(); ++group) {
         const std::uint32_t num_whole = match.num_tokens / groups_[group].block_tokens;
@@ -132,7 +167,7 @@ void JointMatcher::count_owners(Match& match) const noexcept {
                 ++(is_owned ? match.num_shared_blocks : match.num_idle_blocks);
             } else if (!is_owned) {
                 const std::uint32_t tail_units = match.num_tokens % groups_[group].block_tokens / key_tokens_;
-                ++(may_adopt(block, tail_units) ? match.num_idle_blocks : match.num_copied_idle_blocks);
+                ++(may_adopt(group, block, tail_units) ? match.num_idle_blocks : match.num_copied_idle_blocks);
             }
         }
     }

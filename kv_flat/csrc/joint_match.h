@@ -15,6 +15,8 @@ namespace tokenspeed::kv_flat {
 /// Only a reading: nothing is owned until FlatKv::open adopts it.
 struct Match {
     std::uint32_t num_tokens = 0;
+    /// The longest prefix that is valid in all groups but those that keep states; num_tokens or more.
+    std::uint32_t num_attention_tokens = 0;
     /// By group; null where the window does not reach. The last one may hold only its first tokens of the match.
     std::vector<std::vector<BlockId>> blocks;
 
@@ -44,8 +46,10 @@ class JointMatcher {
     [[nodiscard]] Match find(std::span<const Digest> keys, std::uint32_t max_tokens, MatchEnd end) const;
 
     /// Whether a sequence may write on in `block` behind its first `num_units` logical blocks: nobody would notice.
-    [[nodiscard]] bool may_adopt(BlockId block, std::uint32_t num_units) const noexcept {
-        return pool_.num_owners(block) == 0 && !pool_.has_key_from(block, num_units);
+    /// Never in a state: writing on replaces it.
+    [[nodiscard]] bool may_adopt(GroupId group, BlockId block, std::uint32_t num_units) const noexcept {
+        return groups_[group].retention != Retention::kState && pool_.num_owners(block) == 0 &&
+               !pool_.has_key_from(block, num_units);
     }
 
   private:
@@ -66,6 +70,11 @@ class JointMatcher {
                                             std::vector<BlockId>& blocks) const;
     [[nodiscard]] std::uint32_t cut_full(const Search& search, GroupId group, std::uint32_t length,
                                          std::vector<BlockId>& blocks) const;
+    [[nodiscard]] std::uint32_t state_prefix(const Search& search, GroupId group, std::uint32_t max_tokens,
+                                             std::vector<BlockId>& blocks) const;
+    /// The longest prefix, at most `length`, that is valid in all groups; those with states are left out on request.
+    [[nodiscard]] std::uint32_t joint_prefix(const Search& search, std::uint32_t length, bool with_states,
+                                             std::vector<std::vector<BlockId>>& blocks) const;
     [[nodiscard]] std::uint32_t windowed_prefix(const Search& search, GroupId group, std::uint32_t max_tokens,
                                                 std::vector<BlockId>& blocks) const;
     void count_owners(Match& match) const noexcept;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -10,12 +11,11 @@
 
 namespace tokenspeed::kv_flat {
 
-/// A block to be copied before a step runs. Owns the source, so that it is still there when the copy runs; the target
-/// is owned by the table that it stands in.
+/// A block to be copied before a step runs. Owns both ends, so that they are still there when the copy runs.
 struct BlockCopy {
     GroupId group = 0;
     BlockRef source;
-    BlockId target = kNullBlock;
+    std::optional<BlockRef> target = std::nullopt;
 };
 
 /// The KV of one token sequence: a table per group. Move-only; its end gives every block back.
@@ -37,7 +37,7 @@ class [[nodiscard]] KvSequence {
     /// Leading columns that hold valid KV from the cache (some only in their first tokens): never to be zeroed.
     [[nodiscard]] std::uint32_t num_warm_blocks(GroupId group) const noexcept { return columns_[group].num_warm; }
 
-    /// Copies that must run before the first step that computes this sequence.
+    /// Copies that must run before the next step that computes this sequence.
     [[nodiscard]] std::vector<BlockCopy> take_copies() noexcept { return std::exchange(copies_, {}); }
     [[nodiscard]] std::span<const BlockCopy> copies() const noexcept { return copies_; }
 
@@ -50,6 +50,11 @@ class [[nodiscard]] KvSequence {
         std::uint32_t num_published = 0;  // leading logical blocks already offered to the index
         std::uint32_t num_retired = 0;    // leading blocks given back because no window reaches them
         std::uint32_t num_told = 0;       // leading blocks that take_news has handed out
+
+        // kState: tokens behind which the last column's state may become hittable, 0 when it may not; and whether that
+        // is worth a copy when the next step goes on in the same column.
+        std::uint32_t checkpoint_tokens = 0;
+        bool checkpoint_is_wanted = false;
     };
 
     KvSequence() = default;

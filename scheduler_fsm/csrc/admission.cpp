@@ -145,6 +145,7 @@ bool Admission::start_if_it_fits(Request& request) {
         kv_flat::Match match = probe(request);
         std::uint32_t needed = blocks_needed(request, match);
         const std::uint32_t num_cached_tokens = match.num_tokens;
+        const std::uint32_t num_attention_tokens = match.num_attention_tokens;
         if (needed > limit && match.num_copied_idle_blocks > 0) {
             // A copy keeps its source from others for a step. A match that only shares is shorter, but needs less.
             match = probe(request, kv_flat::MatchEnd::kPhysicalBlock);
@@ -159,11 +160,13 @@ bool Admission::start_if_it_fits(Request& request) {
             }
             idle_.free_slot();
             engine.counters.num_coarsened_tokens += num_cached_tokens - match.num_tokens;
+            engine.counters.num_stateless_tokens += num_attention_tokens - num_cached_tokens;
+            match.num_attention_tokens = num_attention_tokens;
             start(request, match, offer);
             return true;
         }
         if ((needed > most && !may_be_alone) || !idle_.retract_one()) {
-            remember_failure(request, num_cached_tokens, needed, match.num_idle_blocks);
+            remember_failure(request, num_attention_tokens, needed, match.num_idle_blocks);
             return false;
         }
         limit = free_block_limit(request);
@@ -208,6 +211,7 @@ void Admission::start(Request& request, const kv_flat::Match& match, const Exter
     const std::uint32_t end = match.num_tokens + offer.num_tokens;
     request.num_computed_tokens = std::min(end, request.num_known_tokens() - 1);
     request.num_cached_tokens = match.num_tokens;
+    request.junction_tokens = match.num_attention_tokens > match.num_tokens ? match.num_attention_tokens : 0;
     request.load = {};
     request.load.begin_tokens = match.num_tokens;
     request.load.end_tokens = request.load.valid_tokens = end;

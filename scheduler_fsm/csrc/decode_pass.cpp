@@ -53,7 +53,7 @@ std::uint32_t DecodePass::wanted_tokens(const Request& request) const noexcept {
 }
 
 void DecodePass::serve(Request& request, std::uint32_t num_tokens) {
-    step_.engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
+    step_.engine.kv.retire(*request.kv(), request.num_confirmed_tokens(), request.num_computed_tokens);
     const std::uint32_t missing = step_.missing_blocks(request, num_tokens);
     if (missing > 0 && !step_.make_room(request, missing)) {
         num_tokens = 1;  // without drafts it may still fit

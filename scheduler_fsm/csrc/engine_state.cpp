@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -66,7 +67,11 @@ void EngineState::start_decoding(Request& request) {
 
 void EngineState::end_turn(Request& request) {
     // A retracted one is parked already: its steps were in flight until now.
-    if (auto* state = std::get_if<Decoding>(&request.state)) {
+    if (kv.state_block_tokens() > 0 && request.is_running()) {
+        // Steps in flight may have carried its states past the end of the turn: the next one starts from the cache.
+        request.awaits_input = true;
+        retract(request);
+    } else if (auto* state = std::get_if<Decoding>(&request.state)) {
         decoding.erase(request);
         request.state = scheduler_fsm::end_turn(std::move(*state));
         idle.push_back(&request);
@@ -123,7 +128,15 @@ void EngineState::reset_encoder_cache() {
     encoder_cache.reset();
 }
 
+void EngineState::publish_states(Request& request) {
+    if (kv.state_block_tokens() == 0 || !request.is_running()) return;
+    // Nothing goes on from them in place any more.
+    constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
+    static_cast<void>(kv.keep_states(*request.kv(), request.chain, request.tokens, kNowhere, 0));
+}
+
 void EngineState::retract(Request& request) {
+    publish_states(request);
     dequeue(request);
     if (request.encoder) drop_encoder_outputs(request);
     // Nothing is said about when it is back: as soon as there is room.
@@ -149,6 +162,7 @@ void EngineState::finish(Request& request, FinishReason why) {
         const std::uint32_t confirmed = std::min(request.num_confirmed_tokens(), request.num_known_tokens());
         kv.publish(*sequence, request.chain, request.tokens, confirmed);
     }
+    publish_states(request);
     dequeue(request);
     if (request.encoder) drop_encoder_outputs(request);
     num_awaiting_input -= request.awaits_input;
@@ -172,8 +186,8 @@ void EngineState::finish(Request& request, FinishReason why) {
 void EngineState::plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan) {
     for (kv_flat::BlockCopy& copy : sequence.take_copies()) {
         ++counters.num_block_copies;
-        plan.copies.push_back({copy.source.id(), copy.target});
-        copy_pins.push_back({step, kv.pool().share(copy.target)});
+        plan.copies.push_back({copy.source.id(), copy.target->id()});
+        copy_pins.push_back({step, *std::move(copy.target)});
         copy_pins.push_back({step, std::move(copy.source)});
     }
 }

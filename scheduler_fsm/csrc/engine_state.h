@@ -28,6 +28,8 @@ struct Counters {
     std::uint64_t num_cache_lookups = 0;       ///< prefix lookups, admitted or not
     std::uint64_t num_retractions = 0;
     std::uint64_t num_block_copies = 0;      ///< blocks copied because a match ended inside them
+    std::uint64_t num_stateless_tokens = 0;  ///< cached in all groups but those with states, and computed again
+    std::uint64_t num_lost_checkpoints = 0;  ///< states that others might have used, given up for lack of a block
     std::uint64_t num_coarsened_tokens = 0;  ///< cached, but computed again: there was no block for a copy
     std::uint64_t num_late_rows = 0;         ///< results for requests that were gone
     std::uint64_t num_unknown_steps = 0;     ///< results for steps that were not in flight
@@ -98,6 +100,9 @@ struct EngineState {
     [[nodiscard]] static kv_flat::Departure departure_of(const Request& request) noexcept {
         return {request.num_prompt_tokens, request.num_output_tokens(), request.hints};
     }
+
+    /// The request computes no further: what states it has left behind become hittable.
+    void publish_states(Request& request);
 
     /// Moves the copies that a sequence waits for into a step.
     void plan_copies(kv_flat::KvSequence& sequence, ExecutionPlan& plan);

@@ -152,7 +152,7 @@ std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
         note_lack(request);
         return 0;
     }
-    engine.kv.retire(*request.kv(), request.num_confirmed_tokens());
+    engine.kv.retire(*request.kv(), request.num_confirmed_tokens(), request.num_computed_tokens);
     if (request.encoder) num_tokens = step_.encoders.fitting_tokens(request, request.num_computed_tokens, num_tokens);
     std::uint32_t fitting = step_.fitting_tokens(request, num_tokens);
     if (fitting < least && num_tokens > 0 && request.num_in_flight_tokens == 0) {
@@ -162,6 +162,7 @@ std::uint32_t PrefillPass::serve(Request& request, std::uint32_t num_tokens) {
         if (fitting < least) step_.end_if_pool_is_its_own(request);
     }
     if (fitting < least) return 0;
+    fitting = std::max(step_.chunk_tokens(request, fitting), least);
     if (request.encoder) {
         fitting = step_.encoders.fitting_tokens(request, request.num_computed_tokens, fitting);
         step_.encoders.commit(request, fitting);

@@ -118,6 +118,7 @@ class Request {
     bool announced = false;               ///< a worker has seen it, with its present prompt
     bool has_news = true;                 ///< nothing was delivered since it was submitted, retracted or admitted
     bool table_is_new = false;            ///< its next row carries the whole table
+    std::uint32_t junction_tokens = 0;    ///< a longer prefix is cached, but for its state: kept when computed; 0: none
     std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
     std::uint32_t incarnation = 0;        ///< admissions so far: tells a stale step from a current one
     std::uint32_t num_retractions = 0;

@@ -190,7 +190,7 @@ void Scheduler::fail_load(RequestHandle handle) {
 const Request* Scheduler::retire(RequestHandle handle) {
     Request* request = engine_.requests.find(handle);
     if (request != nullptr && request->kv() != nullptr)
-        engine_.kv.retire(*request->kv(), request->num_confirmed_tokens());
+        engine_.kv.retire(*request->kv(), request->num_confirmed_tokens(), request->num_computed_tokens);
     return request;
 }
 

@@ -107,14 +107,42 @@ void StepBuilder::append_news(Request& request) {
     }
 }
 
+std::uint32_t StepBuilder::last_checkpoint(const Request& request) const noexcept {
+    const std::uint32_t unit = engine.kv.config().key_tokens;
+    return (request.num_known_tokens() - 1) / unit * unit;
+}
+
+std::uint32_t StepBuilder::chunk_tokens(const Request& request, std::uint32_t num_tokens) const noexcept {
+    const std::uint32_t block_tokens = engine.kv.state_block_tokens();
+    if (block_tokens == 0 || !engine.kv.config().prefix_caching || !engine.config.chunked_prefill) return num_tokens;
+    const std::uint32_t begin = request.num_computed_tokens;
+    std::uint32_t end = begin + num_tokens;
+    // The end of a block costs no copy.
+    if (end < request.num_known_tokens() && end / block_tokens * block_tokens > begin) end -= end % block_tokens;
+    for (const std::uint32_t stop : {request.junction_tokens, last_checkpoint(request)}) {
+        if (begin < stop && stop < end) end = stop;
+    }
+    return end - begin;
+}
+
+void StepBuilder::keep_states(Request& request, std::uint32_t num_tokens) {
+    const std::uint32_t kept = missing_blocks(request, num_tokens) + reservations.total();
+    const std::uint32_t free = engine.kv.pool().num_free();
+    const std::uint32_t spare = free > kept ? free - kept : 0;
+    engine.counters.num_lost_checkpoints += engine.kv.keep_states(*request.kv(), request.chain, request.tokens,
+                                                                  request.num_computed_tokens + num_tokens, spare);
+}
+
 void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
+    const bool has_states = engine.kv.state_block_tokens() > 0;
+    if (has_states) keep_states(request, num_tokens);
     static_cast<void>(engine.kv.extend(*request.kv(), end_tokens(request, num_tokens)));
     const PlanRow row = make_row(request, num_tokens);
     plan_.rows.push_back(row);
     plan_.num_tokens += num_tokens;
     plan_.drafts.insert(plan_.drafts.end(), request.drafts.begin(), request.drafts.begin() + row.num_drafts);
     append_news(request);
-    if (request.table_is_new) engine.plan_copies(*request.kv(), plan_);
+    if (request.table_is_new || has_states) engine.plan_copies(*request.kv(), plan_);
     token_budget -= num_tokens;
     input_rows_ -= std::min(input_rows_, num_tokens + engine.config.drafter_slots);
 
@@ -127,6 +155,10 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     // Workers run steps in order and write a layer's KV before they read it: a later row may already share these
     // blocks.
     const std::uint32_t num_final = std::min(request.num_computed_tokens, request.num_known_tokens());
+    if (has_states) {
+        const std::uint32_t end = request.num_computed_tokens;
+        engine.kv.note_states(*request.kv(), end, end == request.junction_tokens || end == last_checkpoint(request));
+    }
     engine.kv.publish(*request.kv(), request.chain, request.tokens, num_final);
     if (!row.samples) return;
 

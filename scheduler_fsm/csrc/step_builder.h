@@ -97,6 +97,10 @@ class StepBuilder {
     /// Requests that already have a row in this step are left alone. False when that is not enough.
     [[nodiscard]] bool make_room(const Request& request, std::uint32_t num_blocks);
 
+    /// How much of a prompt's next `num_tokens` tokens one step should compute, so that states are left behind where
+    /// other prompts can start from them. Any end is right; without such groups nothing is cut.
+    [[nodiscard]] std::uint32_t chunk_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
+
     void retract(Request& request);
 
     /// Ends a request that fills the pool alone and can get no further. Does nothing while others hold blocks.
@@ -112,6 +116,8 @@ class StepBuilder {
     [[nodiscard]] std::uint32_t end_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
     [[nodiscard]] PlanRow make_row(Request& request, std::uint32_t num_tokens) const noexcept;
     void append_news(Request& request);
+    void keep_states(Request& request, std::uint32_t num_tokens);
+    [[nodiscard]] std::uint32_t last_checkpoint(const Request& request) const noexcept;
     [[nodiscard]] bool can_use_drafts(const PlanRow& row) const noexcept;
     void plan_drafts();
 

@@ -228,5 +228,7 @@ class Ledger:
         """Whether one more token would not fit into the whole pool: then a request may end early."""
         knobs = self._harness.knobs
         num_tokens = len(account.arrival.prompt) + account.num_delivered + 1 + knobs.num_spec_tokens
-        full = [group.block_tokens for group in knobs.groups if group.window_tokens is None]
-        return sum(-(-num_tokens // block_tokens) for block_tokens in full) >= knobs.num_blocks - len(knobs.groups) + 1
+        full = [group for group in knobs.groups if group.window_tokens is None]
+        most = [-(-num_tokens // group.block_tokens) for group in full]
+        needed = sum(min(count, 2) if group.keeps_state else count for count, group in zip(most, full, strict=True))
+        return needed >= knobs.num_blocks - len(knobs.groups) + 1

@@ -63,6 +63,11 @@ class KvMemory:
             self._slots[block] = [EMPTY] * self.block_tokens[group]
         self._slots[block][offset : offset + len(values)] = values
 
+    def write_state(self, group: int, block: int, value: int) -> None:
+        """A state takes the whole block."""
+        self._group_of[block] = group
+        self._slots[block] = [value]
+
     def zero(self, block: int) -> None:
         """Clears a block."""
         self._group_of[block] = -1

@@ -73,8 +73,8 @@ class Transfers:
     def _used_blocks(self, item: Input) -> set[int]:
         """Blocks that a row reads or writes; those that a window has left behind may be anybody's."""
         used: set[int] = set()
-        for group, window in enumerate(self._worker.windows):
-            low = 0 if window is None else max(0, item.start - window + 1)
+        for group, spec in enumerate(self._worker.knobs.groups):
+            low = spec.first_visible(item.start)
             size = self._memory.block_tokens[group]
             used.update(item.row.tables[group][low // size : -(-(item.start + len(item.tokens)) // size)])
         return used - {NULL_BLOCK}

@@ -23,6 +23,7 @@ from exact.images import EncoderMemory, masks, spliced
 from exact.memory import NULL_BLOCK, ExactError, KvMemory
 from exact.reference import DEFAULT_VOCAB, chain, describe, extend, next_token
 from exact.row import Flight, Input, Row
+from exact.states import States
 from exact.store_connector import StoreConnector
 from exact.transfers import Transfers
 
@@ -58,8 +59,9 @@ class ExactWorker:
     ) -> None:
         self.knobs = harness.knobs
         self.vllm_config = harness.vllm_config
-        self.windows = [group.window_tokens for group in self.knobs.groups]
+        self.states = States(self)
         self.memory = KvMemory(self.knobs.num_blocks + 1, [group.block_tokens for group in self.knobs.groups])
+        self._attention_groups = [(i, g.block_tokens) for i, g in enumerate(self.knobs.groups) if not g.keeps_state]
         self.encoder = EncoderMemory(
             self.knobs.encoder_step_embeds,
             self.knobs.encoder_cache_embeds,
@@ -97,8 +99,10 @@ class ExactWorker:
         jobs = plan.kv_connector_metadata
         transferred = None if self.transfers is None else self.transfers.start(jobs)
         inputs = [self.make_input(plan, request_id, count) for request_id, count in plan.num_scheduled_tokens.items()]
+        self.states.move(plan, inputs)
         for item in inputs:
             self._write(item)
+        self.states.advance(inputs)
         self.checker.check_owners()
         result = self._finish_step(inputs)
         if self.transfers is not None:
@@ -172,9 +176,8 @@ class ExactWorker:
         held: set[int] = set()
         if new.req_id in self.rows:
             if not self.is_session(new.req_id):
-                self.fault(
-                    ExactError("known_request", "sent as new, never finished or preempted", request_id=new.req_id)
-                )
+                message = "sent as new, never finished or preempted"
+                self.fault(ExactError("known_request", message, request_id=new.req_id))
             held.update(*self.rows[new.req_id].tables)
             self.forget(new.req_id)
         return held
@@ -210,7 +213,7 @@ class ExactWorker:
         del values[item.start :]
         extend(values, self._embedded(item), row.seed)
         end = len(values)
-        for group, block_tokens in enumerate(self.memory.block_tokens):
+        for group, block_tokens in self._attention_groups:
             table = row.tables[group]
             position = item.start
             while position < end:
@@ -242,9 +245,8 @@ class ExactWorker:
         values = row.values
         end = len(values)
         wrong = 0
-        for group, window in enumerate(self.windows):
-            low = 0 if window is None else max(0, item.start - window + 1)
-            block_tokens = self.memory.block_tokens[group]
+        for group, block_tokens in self._attention_groups:
+            low = self.knobs.groups[group].first_visible(item.start)
             slots_of, table = self.memory.slots, row.tables[group]
             for index in range(low // block_tokens, (end + block_tokens - 1) // block_tokens):
                 first = max(low, index * block_tokens)
@@ -257,7 +259,7 @@ class ExactWorker:
                     continue
                 seen = slots_of(group, block)[first - base : last - base]
                 if seen != values[first:last]:
-                    self._wrong_read(row, group, block, first, seen, values[first:last])
+                    self.wrong_read(row, group, block, first, seen, values[first:last])
                     wrong = wrong * 31 + hash(tuple(seen)) + 1
         if wrong:
             for group, block_tokens in enumerate(self.memory.block_tokens):
@@ -265,7 +267,8 @@ class ExactWorker:
             self.poisoned.discard(NULL_BLOCK)
         return wrong
 
-    def _wrong_read(self, row: Row, group: int, block: int, first: int, seen: list[int], right: list[int]) -> None:
+    def wrong_read(self, row: Row, group: int, block: int, first: int, seen: list[int], right: list[int]) -> None:
+        """Reports the first slot from position `first` on that does not hold what it must."""
         padded = seen + [0] * (len(right) - len(seen))
         offset = next(i for i, (a, b) in enumerate(zip(padded, right, strict=True)) if a != b)
         message = f"slot holds {describe(padded[offset])}, must hold {describe(right[offset])}"

@@ -14,11 +14,17 @@ from scheduler_knobs import Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
 
-GROUPS = {"full": (Group(4),), "windowed": (Group(4), Group(4, 6))}
+GROUPS = {
+    "full": (Group(4),),
+    "windowed": (Group(4), Group(4, 6)),
+    "states": (Group(4), Group(4, keeps_state=True)),
+}
 
 
 def blocks_for(groups: tuple[Group, ...], num_tokens: int) -> int:
-    return sum(-(-num_tokens // group.block_tokens) for group in groups)
+    blocks = [(group, -(-num_tokens // group.block_tokens)) for group in groups]
+    # A state group holds the state that a step starts from, and the one that it leaves behind.
+    return sum(min(count, 2) if group.keeps_state else count for group, count in blocks)
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)

@@ -16,7 +16,11 @@ from scheduler_knobs import Group, Knobs
 pytestmark = pytest.mark.host_matrix
 
 
-@pytest.mark.parametrize("groups", [(Group(4),), (Group(4), Group(4, 6))], ids=["full", "windowed"])
+@pytest.mark.parametrize(
+    "groups",
+    [(Group(4),), (Group(4), Group(4, 6)), (Group(4), Group(4, keeps_state=True))],
+    ids=["full", "windowed", "states"],
+)
 def test_insert_reset_evict_insert(scheduler: str, groups: tuple[Group, ...]) -> None:
     run = Timeline(scheduler, Knobs(groups=groups, num_blocks=16 * len(groups), budget_tokens=64, max_model_len=64))
     prompt = words(1, 24)

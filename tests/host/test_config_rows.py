@@ -15,7 +15,15 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from tokenspeed_plugin.host import config_gate, names
-from tokenspeed_plugin.host.config_rows import ADJUSTED, KV_REFUSED, REFUSED, SUPPORTED_SPECS, Refused
+from tokenspeed_plugin.host.config_rows import (
+    ADJUSTED,
+    KV_REFUSED,
+    REFUSED,
+    REFUSED_TOGETHER,
+    SUPPORTED_SPECS,
+    Refused,
+    RefusedTogether,
+)
 from tokenspeed_plugin.host.version import installed_version
 
 pytestmark = pytest.mark.host_matrix
@@ -139,11 +147,11 @@ def bare(spec_class: type, **values: object) -> object:
 
 def test_kv_cache_groups_of_other_kinds_are_refused() -> None:
     config = with_value("model_config.is_hybrid", value=False)
-    full, window, state = bare(names.FullAttentionSpec), bare(names.SlidingWindowSpec), bare(names.MambaSpec)
+    full, window, other = bare(names.FullAttentionSpec), bare(names.SlidingWindowSpec), bare(names.CrossAttentionSpec)
     assert {"FullAttentionSpec", "SlidingWindowSpec"} <= SUPPORTED_SPECS
     assert config_gate.refusals(config, kv_config(full, window)) == []
-    (line,) = config_gate.refusals(config, kv_config(full, state, state))
-    assert line.startswith("kv_cache_groups=MambaSpec: ")
+    (line,) = config_gate.refusals(config, kv_config(full, other, other))
+    assert line.startswith("kv_cache_groups=CrossAttentionSpec: ")
     mixed = bare(names.UniformTypeKVCacheSpecs, kv_cache_specs={"a": full, "b": bare(names.ChunkedLocalAttentionSpec)})
     (line,) = config_gate.refusals(config, kv_config(mixed))
     assert line.startswith("kv_cache_groups=ChunkedLocalAttentionSpec: ")
@@ -152,6 +160,30 @@ def test_kv_cache_groups_of_other_kinds_are_refused() -> None:
     assert line.startswith("kv_cache_groups=SlidingWindowMLASpec with prefix replay: ")
     (line,) = config_gate.refusals(config, kv_config(full, hisparse=4))
     assert line.startswith("hisparse_host_num_blocks=4: ")
+
+
+@pytest.mark.parametrize("mode", ["align", "none"])
+def test_states_are_taken_as_vllm_places_them(mode: str) -> None:
+    config = with_value("model_config.is_hybrid", value=True)
+    placed = {"mamba_cache_mode": mode, "num_speculative_blocks": 0}
+    assert config_gate.refusals(config, kv_config(bare(names.MambaSpec, **placed))) == []
+    (line,) = config_gate.refusals(config, kv_config(bare(names.MambaSpec, **placed | {"mamba_cache_mode": "all"})))
+    assert line.startswith("kv_cache_groups=MambaSpec in cache mode 'all': ")
+    (line,) = config_gate.refusals(config, kv_config(bare(names.MambaSpec, **placed | {"num_speculative_blocks": 2})))
+    assert line.startswith("kv_cache_groups=MambaSpec with speculative decoding: ")
+
+
+@pytest.mark.parametrize("row", REFUSED_TOGETHER, ids=lambda row: f"{row.setting} with {row.other}")
+def test_two_settings_are_refused_only_together(row: RefusedTogether) -> None:
+    value = 2 if row.setting.startswith("parallel_config") else "ngram"
+    config = with_value(row.setting, value)
+    assert [line for line in config_gate.refusals(config) if row.other in line] == []
+    owner, _, last = row.other.rpartition(".")
+    vars(config).setdefault(owner, SimpleNamespace())
+    setattr(getattr(config, owner), last, True)
+    (line,) = [line for line in config_gate.refusals(config) if row.other in line]
+    assert line.startswith(f"{row.setting}={value!r}, {row.other}=True: {row.what}")
+    assert row.way_on in line
 
 
 def test_kv_rows_look_at_fields_that_vllm_has() -> None:

@@ -177,10 +177,29 @@ def _sliding_and_full_moe() -> Any:
     )
 
 
+def _states_and_full_moe() -> Any:
+    from transformers import Qwen3NextConfig
+
+    # vLLM's CPU kernel takes heads of 64 and 128; with 64 a state fits into a block of 128 tokens.
+    return Qwen3NextConfig(
+        **{**_shared_settings(4), "head_dim": 64},
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+    )
+
+
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": _dense,
     "qwen3_moe": _moe,
     "mistral": _all_sliding,
     "gemma3": _five_sliding_one_full,
     "gpt_oss": _sliding_and_full_moe,
+    "qwen3_next": _states_and_full_moe,
 }

@@ -18,27 +18,38 @@ pytestmark = pytest.mark.host_matrix
 class Replica:
     """A subscriber that keeps the set of stored blocks."""
 
-    def __init__(self) -> None:
-        self.stored: dict[bytes, Any] = {}
+    def __init__(self, groups: tuple[Group, ...]) -> None:
+        self.state_groups = {index for index, group in enumerate(groups) if group.keeps_state}
+        self.stored: dict[tuple[int, bytes], Any] = {}
         self.num_clears = 0
 
     def publish(self, batch: Any) -> None:
         for event in batch.events:
             kind = type(event).__name__
             if kind == "BlockStored":
-                (key,) = event.block_hashes
+                key = (event.group_idx, *event.block_hashes)
                 assert key not in self.stored
-                assert event.parent_block_hash is None or event.parent_block_hash in self.stored
+                # A state stands alone; attention reads everything before a block, too.
+                is_root = event.parent_block_hash is None or event.group_idx in self.state_groups
+                assert is_root or (event.group_idx, event.parent_block_hash) in self.stored
                 self.stored[key] = event
             elif kind == "BlockRemoved":
                 for key in event.block_hashes:
-                    del self.stored[key]
+                    del self.stored[event.group_idx, key]
             else:
                 self.num_clears += 1
                 self.stored.clear()
 
 
-@pytest.fixture(params=[128, 2], ids=["one layer", "two layers"])
+SHAPES = {
+    "one layer": ((Group(4),), 128),
+    "two layers": ((Group(4),), 2),
+    "states": ((Group(4), Group(4, keeps_state=True)), 128),
+    "states in two layers": ((Group(4, keeps_state=True), Group(4)), 2),
+}
+
+
+@pytest.fixture(params=SHAPES.values(), ids=SHAPES)
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     original = config_map._kv_config
 
@@ -48,9 +59,10 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Time
         return config
 
     monkeypatch.setattr(config_map, "_kv_config", recording)
-    knobs = Knobs(groups=(Group(4),), num_blocks=16, budget_tokens=32, match_tokens=request.param)
+    groups, match_tokens = request.param
+    knobs = Knobs(groups=groups, num_blocks=16, budget_tokens=32, match_tokens=match_tokens)
     run = Timeline("tokenspeed", knobs)
-    run.replica = Replica()
+    run.replica = Replica(groups)
     feed = run.scheduler._events
     feed._enabled, feed._publisher = True, run.replica
     return run

@@ -37,7 +37,9 @@ def knobs_of(block_tokens: int, runner: str = "v1", depth: int = 1, **fields: An
     return Knobs(groups=(Group(block_tokens),), runner=runner, pipeline_depth=depth, **(shape | fields))
 
 
-@pytest.mark.parametrize(("block_tokens", "unit_tokens"), [(16, 16), (128, 128), (528, 88), (1536, 128), (131, 131)])
+@pytest.mark.parametrize(
+    ("block_tokens", "unit_tokens"), [(8, 8), (16, 16), (128, 128), (528, 88), (1536, 128), (131, 131), (8320, 128)]
+)
 def test_the_unit_is_the_largest_divisor_up_to_128(block_tokens: int, unit_tokens: int) -> None:
     assert match_unit_tokens([], block_tokens) == unit_tokens
 

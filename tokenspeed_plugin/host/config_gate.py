@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from tokenspeed_plugin.host.config_rows import ADJUSTED, KV_REFUSED, REFUSED, Adjusted
+from tokenspeed_plugin.host.config_rows import ADJUSTED, KV_REFUSED, REFUSED, REFUSED_TOGETHER, Adjusted
 from tokenspeed_plugin.host.log import logger
 
 
@@ -28,6 +28,7 @@ def refusals(vllm_config: Any, kv_cache_config: Any = None) -> list[str]:
         kv_cache_config: vLLM's `KVCacheConfig`, once it is known.
     """
     lines = [row.line(vllm_config) for row in REFUSED] + [row.line(vllm_config) for row in ADJUSTED]
+    lines += [row.line(vllm_config) for row in REFUSED_TOGETHER]
     if kv_cache_config is not None:
         lines += [row.line(kv_cache_config) for row in KV_REFUSED]
     return [line for line in lines if line]

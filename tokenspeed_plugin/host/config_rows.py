@@ -4,14 +4,16 @@
 `docs/compatibility.md` lists every setting with what becomes of it; a test holds the two together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_plugin.host.connectors import has_refused_child, is_refused
 
 WAY_OUT = "or use `--scheduler vllm`"
-SUPPORTED_SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingWindowMLASpec"})
+SUPPORTED_SPECS = frozenset(
+    {"FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingWindowMLASpec", "MambaSpec"}
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,31 @@ class Adjusted:
         )
 
 
+@dataclass(frozen=True)
+class RefusedTogether:
+    """A setting that stops the start of a model with states (Mamba, GDN, KDA).
+
+    Attributes:
+        setting: dotted path below `VllmConfig`.
+        other: dotted path of what says that the model has states.
+        what: the feature, in words.
+        way_on: what to change.
+    """
+
+    setting: str
+    other: str
+    what: str
+    way_on: str
+
+    def line(self, config: Any) -> str | None:
+        """This row as a line of the error, None when `config` does not ask for both."""
+        values = [value_at(config, path) for path in (self.setting, self.other)]
+        if values[0] in (None, 1) or not values[1]:
+            return None
+        asked = ", ".join(f"{path}={value!r}" for path, value in zip((self.setting, self.other), values, strict=True))
+        return f"{asked}: {self.what} for a model with states is not supported yet; {self.way_on}, {WAY_OUT}"
+
+
 def value_at(config: Any, setting: str) -> Any:
     """The value at a dotted path, None when something on the way is not there."""
     for name in setting.split("."):
@@ -94,7 +121,15 @@ def _unsupported_kinds(groups: Any) -> list[str]:
     replayed = [
         f"{type(spec).__name__} with prefix replay" for spec in specs if getattr(spec, "prefix_replay_tokens", 0)
     ]
+    replayed += [kind for spec in specs for kind in _unsupported_states(spec)]
     return replayed + [type(spec).__name__ for spec in specs if type(spec).__name__ not in SUPPORTED_SPECS]
+
+
+def _unsupported_states(spec: Any) -> Iterator[str]:
+    if (mode := getattr(spec, "mamba_cache_mode", "align")) not in ("align", "none"):
+        yield f"{type(spec).__name__} in cache mode {mode!r}"
+    if getattr(spec, "num_speculative_blocks", 0):
+        yield f"{type(spec).__name__} with speculative decoding"
 
 
 def _layer_specs(spec: Any) -> list[Any]:
@@ -116,12 +151,20 @@ REFUSED: tuple[Refused, ...] = (
     Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
     Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
     Refused("is_mm_encoder_only", bool, "an encoder-only instance", "leave out `--mm-encoder-only`"),
-    Refused("model_config.is_hybrid", bool, "a model with state layers (Mamba, GDN, KDA)", "serve an attention model"),
     # features of requests
     Refused("num_prefill_lookahead_tokens", lambda v: bool(v) and v > 1, "a drafter of several MTP modules", "lower `num_speculative_tokens`"),
     Refused("aux_output_config.enable_return_routed_experts", bool, "auxiliary output", "leave out `--enable-return-routed-experts`"),
     # parallelism
     Refused("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
+)
+
+_STATES = ("model_config.is_hybrid", "model_config.is_attention_free")
+
+REFUSED_TOGETHER: tuple[RefusedTogether, ...] = (
+    *(RefusedTogether("kv_transfer_config.kv_connector", kind, "a KV connector", "leave out `--kv-transfer-config`") for kind in _STATES),
+    RefusedTogether("speculative_config.method", _STATES[0], "speculative decoding", "leave out `--speculative-config`"),
+    RefusedTogether("parallel_config.decode_context_parallel_size", _STATES[0], "context parallelism", "leave it out"),
+    RefusedTogether("parallel_config.prefill_context_parallel_size", _STATES[0], "context parallelism", "leave it out"),
 )
 
 # Known once the workers reported their layers, so only the scheduler can look.

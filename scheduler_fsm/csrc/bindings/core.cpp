@@ -123,6 +123,8 @@ py::dict Core::counters() const {
     values["retractions"] = counters.num_retractions;
     values["block_copies"] = counters.num_block_copies;
     values["coarsened_tokens"] = counters.num_coarsened_tokens;
+    values["stateless_tokens"] = counters.num_stateless_tokens;
+    values["lost_checkpoints"] = counters.num_lost_checkpoints;
     values["late_rows"] = counters.num_late_rows;
     values["unknown_steps"] = counters.num_unknown_steps;
     const scheduler_fsm::EncoderCache& encoders = scheduler_.state().encoder_cache;

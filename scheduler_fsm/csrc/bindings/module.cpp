@@ -18,7 +18,8 @@ namespace {
 void bind_enums(py::module_& module) {
     py::enum_<kv_flat::Retention>(module, "Retention")
         .value("FULL", kv_flat::Retention::kFull)
-        .value("SLIDING_WINDOW", kv_flat::Retention::kSlidingWindow);
+        .value("SLIDING_WINDOW", kv_flat::Retention::kSlidingWindow)
+        .value("STATE", kv_flat::Retention::kState);
     py::enum_<kv_flat::KvEvent::Kind>(module, "KvEventKind")
         .value("STORED", kv_flat::KvEvent::Kind::kStored)
         .value("REMOVED", kv_flat::KvEvent::Kind::kRemoved)
@@ -51,6 +52,7 @@ void bind_config(py::module_& module) {
              py::kw_only(), py::arg("name"), py::arg("block_tokens"), py::arg("retention"),
              py::arg("window_tokens") = 0)
         .def_readonly("name", &GroupSpec::name)
+        .def("max_held_blocks", &GroupSpec::max_held_blocks, py::arg("num_tokens"), py::arg("in_flight_tokens"))
         .def_readonly("block_tokens", &GroupSpec::block_tokens)
         .def_readonly("retention", &GroupSpec::retention)
         .def_readonly("window_tokens", &GroupSpec::window_tokens);

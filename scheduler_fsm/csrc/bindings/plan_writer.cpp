@@ -180,6 +180,8 @@ py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {
     for (std::size_t i = 0; i < plan.rows.size(); ++i) {
         const PlanRow& row = plan.rows[i];
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            // A state is read only where a step has written it.
+            if (groups_[group].retention == kv_flat::Retention::kState) continue;
             // A whole new table begins with what the cache gave or a load brought: valid content, never to be zeroed.
             const kv_flat::KvSequence& sequence = *row.request->kv();
             const std::uint32_t num_warm = std::max(

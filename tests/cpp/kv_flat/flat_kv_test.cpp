@@ -52,7 +52,7 @@ TEST_CASE("a window gives back what no later token reads, and a hit needs only t
         KvSequence sequence = kv.open(kv.no_match());
         REQUIRE(kv.extend(sequence, 20));
         kv.publish(sequence, prompt.chain, prompt.tokens, 20);
-        kv.retire(sequence, 20);
+        kv.retire(sequence, 20, 20);
         // Token 20 reads tokens 15 to 20: blocks 0, 1 and 2 of the window group are dead.
         CHECK(sequence.table(1).num_held() == 2);
         CHECK(sequence.table(0).num_held() == 5);
@@ -135,7 +135,7 @@ TEST_CASE("a match that ends inside a block somebody owns is served by a copy") 
     KvSequence second = layers.kv.open(match);
     REQUIRE(second.copies().size() == 1);
     CHECK(second.copies()[0].source.id() == first.table(0).ids()[1]);
-    CHECK(second.copies()[0].target == second.table(0).ids()[1]);
+    CHECK(second.copies()[0].target->id() == second.table(0).ids()[1]);
     CHECK(second.table(0).ids()[1] != first.table(0).ids()[1]);
     CHECK(second.num_warm_blocks(0) == 2);
     CHECK(layers.kv.pool().num_owners(first.table(0).ids()[1]) == 2);

@@ -21,13 +21,16 @@ TEST_CASE("random events never lose, double or falsify a token, and every reques
     const std::uint32_t count = environment_or("TOKENSPEED_NUM_SEEDS", 300);
     std::uint32_t num_finished = 0;
     std::uint64_t num_copies = 0;
+    std::uint64_t num_hit_states = 0;
     for (std::uint32_t seed = first; seed < first + count; ++seed) {
         INFO("seed " << seed);
         World world{Dice(seed)};
         world.run();
         num_finished += world.num_finished();
         num_copies += world.num_copies();
+        num_hit_states += world.has_states() && world.num_hit_tokens() > 0;
     }
     CHECK(num_finished > count);
     CHECK(num_copies > count);
+    CHECK(num_hit_states > count / 10);
 }

@@ -86,6 +86,14 @@ inline Setting random_setting(Dice& dice) {
         config.kv.groups.push_back({"window", window_block, kv_flat::Retention::kSlidingWindow, window});
         if (dice.one_in(4)) config.kv.groups.erase(config.kv.groups.begin());
     }
+    const bool has_states = dice.one_in(3);
+    if (has_states) {
+        for (std::uint32_t i = dice.between(1, 2); i > 0; --i) {
+            const std::uint32_t state_block = block * num_units * dice.between(1, 2);
+            config.kv.groups.push_back({"state", state_block, kv_flat::Retention::kState, 0});
+        }
+        config.kv.num_blocks += dice.between(2, 6);
+    }
     config.kv.record_events = dice.one_in(4);
     config.max_model_tokens = dice.between(16, 60);
     config.reserve_full_sequence = !dice.one_in(4);
@@ -94,7 +102,7 @@ inline Setting random_setting(Dice& dice) {
     config.max_adapters = dice.one_in(4) ? 1 : 0;
     setting.depth = dice.between(1, 3);
     if (config.async_scheduling && dice.one_in(3)) config.decode_stagger_steps = dice.between(1, setting.depth);
-    if (dice.one_in(2)) add_speculation(dice, setting);
+    if (!has_states && dice.one_in(2)) add_speculation(dice, setting);
     config.kv.in_flight_tokens = config.max_scheduled_tokens * setting.depth + config.lookahead_tokens;
     return setting;
 }
@@ -154,10 +162,43 @@ class KvMemory {
         return slots_[block][position % block_tokens];
     }
 
+    /// As vLLM's workers do before a step: a state moves to the column of the step's last token.
+    void move_states(const Run& run) {
+        if (run.begin == 0) return;
+        for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            if (groups_[group].retention != kv_flat::Retention::kState) continue;
+            const std::uint64_t state = state_of(run, group, run.begin);
+            state_of(run, group, static_cast<std::uint32_t>(run.ids.size())) = state;
+        }
+    }
+
+    /// A state takes a whole block: what another group had there is gone.
+    void advance_states(const Run& run) {
+        const auto names = prefix_names(run.ids);
+        const auto end = static_cast<std::uint32_t>(run.ids.size());
+        for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            if (groups_[group].retention != kv_flat::Retention::kState) continue;
+            std::uint64_t& state = state_of(run, group, end);
+            if (run.begin > 0) require(state == mix(names[run.begin - 1], group), "a row goes on from a wrong state");
+            auto& slots = slots_[run.client->resident.table[group][(end - 1) / groups_[group].block_tokens]];
+            std::ranges::fill(slots, std::uint64_t{0});
+            state = mix(names[end - 1], group);
+        }
+    }
+
+    std::uint64_t& state_of(const Run& run, kv_flat::GroupId group, std::uint32_t num_tokens) {
+        const auto& table = run.client->resident.table[group];
+        const std::uint32_t index = (num_tokens - 1) / groups_[group].block_tokens;
+        require(index < table.size());
+        require(table[index] != kv_flat::kNullBlock, "a state in the null block");
+        return slots_[table[index]][0];
+    }
+
     template <typename Run>
     void write(const Run& run) {
         const auto names = prefix_names(run.ids);
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
+            if (groups_[group].retention == kv_flat::Retention::kState) continue;
             for (std::uint32_t position = run.begin; position < run.ids.size(); ++position) {
                 slot_of(run, group, position) = mix(names[position], group);
             }
@@ -169,6 +210,7 @@ class KvMemory {
         const auto names = prefix_names(run.ids);
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
             const kv_flat::GroupSpec& spec = groups_[group];
+            if (spec.retention == kv_flat::Retention::kState) continue;
             std::uint32_t first = 0;
             if (spec.retention == kv_flat::Retention::kSlidingWindow && run.begin + 1 > spec.window_tokens) {
                 first = run.begin + 1 - spec.window_tokens;

@@ -38,6 +38,10 @@ class World {
 
     [[nodiscard]] std::uint32_t num_finished() const noexcept { return num_finished_; }
     [[nodiscard]] std::uint64_t num_copies() const noexcept { return scheduler_.state().counters.num_block_copies; }
+    [[nodiscard]] std::uint64_t num_hit_tokens() const noexcept {
+        return scheduler_.state().counters.num_cache_hit_tokens;
+    }
+    [[nodiscard]] bool has_states() const noexcept { return scheduler_.state().kv.state_block_tokens() > 0; }
 
   private:
     void happen() {
@@ -158,7 +162,9 @@ class World {
         }
         require(next_draft == plan.drafts.size());
         for (const PlannedCopy& ends : plan.copies) memory_.copy(ends);
+        for (const Run& run : runs) memory_.move_states(run);
         for (const Run& run : runs) memory_.write(run);
+        for (const Run& run : runs) memory_.advance_states(run);
         for (const Run& run : runs) memory_.check_reads(run);
         Result result{plan.step, {}, {0}};
         for (const Run& run : runs) {
