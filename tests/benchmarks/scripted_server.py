@@ -11,14 +11,15 @@ from aiohttp import web
 
 
 class ScriptedServer:
-    """`behave(number)` says what the n-th request gets: "ok", "500", "cut", "short" or "error".
+    """`behave(number)` says what the n-th request gets: "ok", "500", "dead", "cut", "short" or "error".
 
-    It notes when requests came and when their answers ended, by the prompt's first token.
+    "dead" is a 500 that comes once every answer under way has ended. It notes when requests came and when their answers ended, by the prompt's first token.
     """
 
     def __init__(self, behave=lambda _: "ok"):
         self.requests = []
         self.num_queried = 0
+        self._num_streaming = 0
         self._behave = behave
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -65,9 +66,18 @@ class ScriptedServer:
         what = self._behave(len(self.requests))
         self.requests.append(body)
         self.num_queried += len(body["prompt"])
-        if what == "500":
+        while what == "dead" and self._num_streaming:
+            await asyncio.sleep(0.002)
+        if what in ("500", "dead"):
             return web.Response(status=500, text="the engine is dead")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        self._num_streaming += 1
+        try:
+            return await self._stream(request, response, body, what)
+        finally:
+            self._num_streaming -= 1
+
+    async def _stream(self, request, response, body, what):
         await response.prepare(request)
         num_tokens = body["max_tokens"] - (what == "short")
         for index in range(num_tokens):

@@ -65,8 +65,8 @@ def test_one_answer_that_fails_is_noted_and_the_rest_goes_on(tmp_path, capsys, w
 
 
 def test_a_server_that_stops_ends_the_replay_and_what_came_is_kept(tmp_path, capsys):
-    with ScriptedServer(lambda number: "ok" if number < 6 else "500") as server:
-        code, recorded = replay(server, tmp_path, "--sessions", "12")
+    with ScriptedServer(lambda number: "ok" if number < 6 else "dead") as server:
+        code, recorded = replay(server, tmp_path, "--sessions", "20")
     assert code == 3
     said = capsys.readouterr().err
     assert "20 requests failed in a row, the last with: status 500: the engine is dead" in said
