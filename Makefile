@@ -88,7 +88,7 @@ bench: build  ## A small agentic replay against stock vLLM and ours on CPU, side
 	$(PY) -m benchmarks.agentic bench --device cpu --tiny --one-by-one --loads 6 --seconds 0 --warm 0 --most-turns 4 \
 	  --length 0.2 --output-length 0.3 --rate 10 --max-num-seqs 16 --max-model-len 2048 --target 20
 
-test: lint cpp-test py-test py-test-033  ## Run everything: lint, C++ tests, Python tests on both hosts, real models
+test: lint sanitize py-test py-test-033  ## Run everything: lint, C++ tests under sanitizers, Python tests on both hosts, real models
 
 # ---- lint ---------------------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ format: $(VENV)/.environment  ## Rewrite the sources in the project's format
 CPP_CONFIGURE = cmake -S . -G Ninja -DTOKENSPEED_BUILD_PYTHON=OFF -DTOKENSPEED_BUILD_TESTS=ON \
   -DCATCH2_INCLUDE_DIR=$(abspath $(CATCH2))/catch2/install/include
 
-cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and compile-fail tests
+cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and compile-fail tests without sanitizers, which is faster
 	$(CPP_CONFIGURE) -B $(CPP_BUILD)
 	cmake --build $(CPP_BUILD)
 	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(BUILD_JOBS)
@@ -122,7 +122,7 @@ sanitize: build $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests,
 	  -DTOKENSPEED_BUILD_FUZZER=ON -DTOKENSPEED_BUILD_PYTHON=ON \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 	cmake --build $(SANITIZE_BUILD)
-	ctest --test-dir $(SANITIZE_BUILD) --output-on-failure -j $(BUILD_JOBS) -E ^compile_fail
+	ctest --test-dir $(SANITIZE_BUILD) --output-on-failure -j $(BUILD_JOBS)
 	$(SANITIZED) $(PY) -m pytest -p sanitized_core -p no:cacheprovider $(SANITIZED_TESTS)
 
 fuzz: sanitize  ## Fuzz the scheduler for half an hour, then write the minimised corpus back
