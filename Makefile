@@ -119,7 +119,7 @@ cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and co
 # One build for everything that runs under the address and undefined-behaviour sanitizers. CTest runs the fuzzer for half a minute.
 sanitize: build $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests, fuzzer and exact-worker tests under sanitizers
 	$(CPP_CONFIGURE) -B $(SANITIZE_BUILD) -DTOKENSPEED_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
-	  -DTOKENSPEED_BUILD_FUZZER=ON -DTOKENSPEED_BUILD_PYTHON=ON \
+	  -DTOKENSPEED_BUILD_FUZZER=ON -DTOKENSPEED_BUILD_PYTHON=ON -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 	cmake --build $(SANITIZE_BUILD)
 	ctest --test-dir $(SANITIZE_BUILD) --output-on-failure -j $(BUILD_JOBS)
