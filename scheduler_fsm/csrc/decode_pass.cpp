@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "scheduler_fsm/csrc/fetch_ahead.h"
+
 namespace tokenspeed::scheduler_fsm {
 
 void DecodePass::run() {
@@ -25,9 +27,10 @@ void DecodePass::run() {
         const std::uint64_t begin = engine.step * rows_left % order.size();
         std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(begin));
     }
-    auto num_left = static_cast<std::uint32_t>(order.size());
-    for (Request* request : order) {
-        --num_left;
+    for (std::size_t turn = 0; turn < order.size(); ++turn) {
+        fetch_ahead(turn, order.size(), [&order](std::size_t i) { return order[i]; });
+        Request* request = order[turn];
+        const auto num_left = static_cast<std::uint32_t>(order.size() - turn - 1);
         const std::uint32_t room = step_.room_for_one();
         if (room == 0 || rows_left == 0) break;
         if (!std::holds_alternative<Decoding>(request->state)) continue;

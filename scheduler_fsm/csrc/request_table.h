@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "scheduler_fsm/csrc/request.h"
@@ -9,16 +12,14 @@
 namespace tokenspeed::scheduler_fsm {
 
 /// Owns every request. A handle costs one index and one comparison to resolve.
+/// Requests lie side by side in chunks: a step visits all that run, and finds them in few pages of memory.
 class RequestTable {
   public:
     Request& create(RequestSpec spec, OrderKey order) {
-        if (free_.empty()) {
-            free_.push_back(static_cast<std::uint32_t>(entries_.size()));
-            entries_.emplace_back();
-        }
+        if (free_.empty()) add_chunk();
         const std::uint32_t index = free_.back();
-        Entry& entry = entries_[index];
-        entry.request = std::make_unique<Request>(std::move(spec), RequestHandle{index, entry.generation}, order);
+        Entry& entry = entry_at(index);
+        entry.request.emplace(std::move(spec), RequestHandle{index, entry.generation}, order);
         free_.pop_back();
         ++size_;
         return *entry.request;
@@ -26,13 +27,13 @@ class RequestTable {
 
     /// The request, or null when it is gone.
     [[nodiscard]] Request* find(RequestHandle handle) const noexcept {
-        if (handle.index >= entries_.size()) return nullptr;
-        const Entry& entry = entries_[handle.index];
-        return entry.generation == handle.generation ? entry.request.get() : nullptr;
+        if (handle.index >= chunks_.size() * kChunkEntries) return nullptr;
+        Entry& entry = entry_at(handle.index);
+        return entry.generation == handle.generation && entry.request ? &*entry.request : nullptr;
     }
 
     void erase(RequestHandle handle) {
-        Entry& entry = entries_[handle.index];
+        Entry& entry = entry_at(handle.index);
         entry.request.reset();
         ++entry.generation;
         free_.push_back(handle.index);
@@ -43,17 +44,33 @@ class RequestTable {
 
     template <typename Visit>
     void for_each(Visit visit) const {
-        for (const Entry& entry : entries_) {
-            if (entry.request) visit(*entry.request);
+        for (const auto& chunk : chunks_) {
+            for (Entry& entry : *chunk) {
+                if (entry.request) visit(*entry.request);
+            }
         }
     }
 
   private:
+    static constexpr std::uint32_t kChunkEntries = 64;
+
     struct Entry {
-        std::unique_ptr<Request> request;
         std::uint32_t generation = 0;
+        std::optional<Request> request;
     };
-    std::vector<Entry> entries_;
+    using Chunk = std::array<Entry, kChunkEntries>;
+
+    [[nodiscard]] Entry& entry_at(std::uint32_t index) const noexcept {
+        return (*chunks_[index / kChunkEntries])[index % kChunkEntries];
+    }
+    void add_chunk() {
+        const auto begin = static_cast<std::uint32_t>(chunks_.size()) * kChunkEntries;
+        chunks_.push_back(std::make_unique<Chunk>());
+        // Lowest index first.
+        for (std::uint32_t index = begin + kChunkEntries; index > begin; --index) free_.push_back(index - 1);
+    }
+
+    std::vector<std::unique_ptr<Chunk>> chunks_;
     std::vector<std::uint32_t> free_;
     std::size_t size_ = 0;
 };

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "scheduler_fsm/csrc/fetch_ahead.h"
+
 namespace tokenspeed::scheduler_fsm {
 
 void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries) {
@@ -20,6 +22,8 @@ void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& d
     if (engine_.transfers.store != nullptr) Transfers(engine_).release_fenced();
     std::erase_if(engine_.copy_pins, [&](const CopyPin& pin) { return pin.step <= events.step; });
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
+        fetch_ahead(i, taken.rows.size(),
+                    [&](std::size_t row) { return engine_.requests.find(taken.rows[row].handle); });
         apply_row(taken.step, taken.rows[i], i,
                   events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]), deliveries);
     }
@@ -39,6 +43,10 @@ void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events
     }
     for (std::size_t i = 0; i < record.rows.size(); ++i) {
         const StepRecord::Row& row = record.rows[i];
+        if (i + kFetchTurns < record.rows.size()) {
+            const Request* ahead = engine_.requests.find(record.rows[i + kFetchTurns].handle);
+            if (ahead != nullptr) __builtin_prefetch(&ahead->state);
+        }
         const Request* request = engine_.requests.find(row.handle);
         if (request == nullptr || request->is_finished()) continue;
         const auto tokens = events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]);

@@ -21,7 +21,9 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     columns.num_next_drafts = plan.num_next_drafts;
     columns.drafts_are_unused = plan.drafts_are_unused;
     columns.num_scheduled_tokens = checked(PyDict_New());
-    for (const PlanRow& row : plan.rows) {
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+        const PlanRow& row = plan.rows[i];
+        views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].request; });
         const py::object count = py::reinterpret_steal<py::object>(new_int(row.num_tokens));
         set_item(columns.num_scheduled_tokens, views_.of(*row.request).req_id.ptr(), count.ptr());
     }
@@ -57,6 +59,7 @@ void PlanWriter::write_cached(const ExecutionPlan& plan, PlanColumns& columns) c
     for (std::size_t i = 0; i < plan.rows.size(); ++i) {
         const PlanRow& row = plan.rows[i];
         if (!is_cached_row(row)) continue;
+        views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].request; });
         const Request& request = *row.request;
         PyObject* req_id = views_.of(request).req_id.ptr();
         req_ids.put_borrowed(req_id);

@@ -47,7 +47,16 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
                     const py::dict& positions, SampledTokens& out) const {
     out.clear();
     out.offsets.push_back(0);
-    for (const StepRecord::Row& row : record.rows) {
+    const auto num_lists = static_cast<std::size_t>(PyList_GET_SIZE(sampled.ptr()));
+    for (std::size_t i = 0; i < record.rows.size(); ++i) {
+        const StepRecord::Row& row = record.rows[i];
+        views_.fetch_ahead(i, record.rows.size(),
+                           [&](std::size_t turn) { return scheduler.find(record.rows[turn].handle); });
+        // Most often the runner's batch has the order of the plan.
+        if (i + scheduler_fsm::kFetchTurns < num_lists) {
+            const auto ahead = static_cast<Py_ssize_t>(i + scheduler_fsm::kFetchTurns);
+            __builtin_prefetch(PyList_GET_ITEM(sampled.ptr(), ahead));
+        }
         PyObject* list = nullptr;
         Py_ssize_t position = -1;
         const Request* request = scheduler.find(row.handle);
@@ -97,7 +106,9 @@ py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord
     py::list special;
     std::map<std::uint32_t, PyObject*> lists;  // borrowed from by_client
     DraftTally tally;
-    for (const Delivery& delivery : deliveries) {
+    for (std::size_t i = 0; i < deliveries.size(); ++i) {
+        const Delivery& delivery = deliveries[i];
+        views_.fetch_ahead(i, deliveries.size(), [&](std::size_t turn) { return deliveries[turn].request; });
         const std::uint32_t num_drafts = record.rows[delivery.row].num_drafts;
         if (num_drafts > 0 && delivery.num_new_tokens > 0) tally.add(num_drafts, delivery.num_accepted_drafts);
         const RequestView& view = views_.of(*delivery.request);
