@@ -187,6 +187,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             delivered = self._core.advance(
                 step,
                 model_runner_output.sampled_token_ids or [],
+                model_runner_output.req_ids,
                 model_runner_output.req_id_to_index,
                 bool(model_runner_output.num_nans_in_logits),
                 self._clock.now_s() if self._clock is not None else 0.0,

@@ -17,13 +17,18 @@ enum class RowKind : std::uint8_t {
 };
 
 /// What one request does in one step.
+///
+/// It repeats what writers need of the request: by the time they come, a thousand requests have left the caches.
 struct PlanRow {
     Request* request = nullptr;
+    RequestHandle handle;
     RowKind kind = RowKind::kRunning;
-    bool samples = false;        ///< the step reaches the request's last token, so it yields at least one new one
-    bool needs_history = false;  ///< the worker may have dropped its copy of the ids: it was not in the previous step
+    bool samples = false;         ///< the step reaches the request's last token, so it yields at least one new one
+    bool needs_history = false;   ///< the worker may have dropped its copy of the ids: it was not in the previous step
+    bool has_new_blocks = false;  ///< in some group, or its table is new and not empty
     std::uint32_t num_tokens = 0;
     std::uint32_t num_computed_tokens = 0;  ///< before the step
+    std::uint32_t num_output_tokens = 0;    ///< delivered before the step
     std::uint32_t num_placeholders = 0;     ///< before the step: sampled on the device, ids not delivered
     std::uint32_t num_drafts = 0;           ///< the last tokens of the step that are drafts
     std::uint32_t num_cached_tokens = 0;    ///< kFirst, kResumed: served by the prefix cache

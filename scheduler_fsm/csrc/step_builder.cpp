@@ -85,11 +85,13 @@ PlanRow StepBuilder::make_row(Request& request, std::uint32_t num_tokens) const 
     const std::uint32_t last = request.num_known_tokens() + request.num_placeholders;
     PlanRow row;
     row.request = &request;
+    row.handle = request.handle;
     if (request.table_is_new) row.kind = request.announced ? RowKind::kResumed : RowKind::kFirst;
     row.samples = end >= last;
     row.needs_history = row.kind == RowKind::kResumed || request.last_planned_step + 1 != engine.step;
     row.num_tokens = num_tokens;
     row.num_computed_tokens = request.num_computed_tokens;
+    row.num_output_tokens = request.num_output_tokens();
     row.num_placeholders = request.num_placeholders;
     row.num_drafts = end > last ? end - last : 0;
     if (request.table_is_new) {
@@ -100,11 +102,15 @@ PlanRow StepBuilder::make_row(Request& request, std::uint32_t num_tokens) const 
     return row;
 }
 
-void StepBuilder::append_news(Request& request) {
+bool StepBuilder::append_news(Request& request) {
     kv_flat::KvSequence& sequence = *request.kv();
+    bool has_news = false;
     for (kv_flat::GroupId group = 0; group < sequence.num_groups(); ++group) {
-        plan_.first_new_blocks.push_back(sequence.take_news(group));
+        const std::uint32_t first = sequence.take_news(group);
+        plan_.first_new_blocks.push_back(first);
+        has_news = has_news || first < sequence.table(group).size();
     }
+    return has_news;
 }
 
 std::uint32_t StepBuilder::last_checkpoint(const Request& request) const noexcept {
@@ -137,11 +143,13 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     const bool has_states = engine.kv.state_block_tokens() > 0;
     if (has_states) keep_states(request, num_tokens);
     static_cast<void>(engine.kv.extend(*request.kv(), end_tokens(request, num_tokens)));
-    const PlanRow row = make_row(request, num_tokens);
+    PlanRow row = make_row(request, num_tokens);
+    row.has_new_blocks = append_news(request);
     plan_.rows.push_back(row);
+    record_.rows.push_back(
+        {row.handle, request.incarnation, request.turn, row.num_tokens, row.num_drafts, row.samples});
     plan_.num_tokens += num_tokens;
     plan_.drafts.insert(plan_.drafts.end(), request.drafts.begin(), request.drafts.begin() + row.num_drafts);
-    append_news(request);
     if (request.table_is_new || has_states) engine.plan_copies(*request.kv(), plan_);
     token_budget -= num_tokens;
     input_rows_ -= std::min(input_rows_, num_tokens + engine.config.drafter_slots);
@@ -196,13 +204,8 @@ void StepBuilder::close() {
     if (plan_.rows.empty()) return;
     ++engine.num_full_steps;
     if (engine.config.num_draft_tokens > 0) plan_drafts();
-    StepRecord record{plan_.step, {}};
-    record.rows.reserve(plan_.rows.size());
-    for (const PlanRow& row : plan_.rows) {
-        record.rows.push_back({row.request->handle, row.request->incarnation, row.request->turn, row.num_tokens,
-                               row.num_drafts, row.samples});
-    }
-    engine.in_flight.push_back(std::move(record));
+    record_.step = plan_.step;
+    engine.in_flight.push_back(std::move(record_));
 }
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -115,13 +115,15 @@ class StepBuilder {
   private:
     [[nodiscard]] std::uint32_t end_tokens(const Request& request, std::uint32_t num_tokens) const noexcept;
     [[nodiscard]] PlanRow make_row(Request& request, std::uint32_t num_tokens) const noexcept;
-    void append_news(Request& request);
+    /// Notes where the new blocks of each group begin; true when there are any.
+    [[nodiscard]] bool append_news(Request& request);
     void keep_states(Request& request, std::uint32_t num_tokens);
     [[nodiscard]] std::uint32_t last_checkpoint(const Request& request) const noexcept;
     [[nodiscard]] bool can_use_drafts(const PlanRow& row) const noexcept;
     void plan_drafts();
 
     ExecutionPlan& plan_;
+    StepRecord record_;
     std::uint32_t input_rows_;
 };
 

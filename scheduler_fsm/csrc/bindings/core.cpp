@@ -45,8 +45,8 @@ PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills, 
     return writer_.write(scheduler_.plan({pause, throttle_prefills, now_s}));
 }
 
-py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::dict& positions, bool all_special,
-                         double now_s) {
+py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::list& req_ids,
+                         const py::dict& positions, bool all_special, double now_s) {
     const auto& in_flight = scheduler_.state().in_flight;
     const auto found = std::ranges::find(in_flight, step, &scheduler_fsm::StepRecord::step);
     if (found == in_flight.end()) {
@@ -54,7 +54,7 @@ py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::
         return py::none();
     }
     const scheduler_fsm::StepRecord record = *found;
-    results_.read(scheduler_, record, sampled, positions, sampled_);
+    results_.read(scheduler_, record, sampled, req_ids, positions, sampled_);
     const auto deliveries = scheduler_.advance({step, sampled_.tokens, sampled_.offsets, now_s});
     return results_.write(deliveries, record, sampled_, all_special);
 }

@@ -36,8 +36,8 @@ class Core {
     /// `now_s` is read only with a rate per user.
     [[nodiscard]] PlanColumns plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills, double now_s);
     /// @returns what ResultIo::write returns, or None for a step that is not in flight
-    [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::dict& positions,
-                                     bool all_special, double now_s);
+    [[nodiscard]] py::object advance(std::uint64_t step, const py::list& sampled, const py::list& req_ids,
+                                     const py::dict& positions, bool all_special, double now_s);
 
     bool finish(std::uint64_t handle, scheduler_fsm::FinishReason why) {
         return scheduler_.finish(unpack(handle), why);

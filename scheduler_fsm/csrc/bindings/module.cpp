@@ -203,7 +203,7 @@ void bind_core(py::module_& module) {
              py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"))
         .def("open_gate", &Core::open_gate)
         .def("plan", &Core::plan, py::arg("pause"), py::arg("throttle_prefills"), py::arg("now_s") = 0.0)
-        .def("advance", &Core::advance, py::arg("step"), py::arg("sampled"), py::arg("positions"),
+        .def("advance", &Core::advance, py::arg("step"), py::arg("sampled"), py::arg("req_ids"), py::arg("positions"),
              py::arg("all_special"), py::arg("now_s") = 0.0)
         .def("pace", &Core::pace)
         .def("set_chunk_budget", &Core::set_chunk_budget)

@@ -20,18 +20,10 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     columns.num_tokens = plan.num_tokens;
     columns.num_next_drafts = plan.num_next_drafts;
     columns.drafts_are_unused = plan.drafts_are_unused;
-    columns.num_scheduled_tokens = checked(PyDict_New());
-    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
-        const PlanRow& row = plan.rows[i];
-        views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].request; });
-        const py::object count = py::reinterpret_steal<py::object>(new_int(row.num_tokens));
-        set_item(columns.num_scheduled_tokens, views_.of(*row.request).req_id.ptr(), count.ptr());
-    }
+    write_rows(plan, columns);
     write_admitted(plan, columns);
-    write_cached(plan, columns);
     write_new(plan, columns);
     write_drafts(plan, columns);
-    write_grammar_rows(plan, columns);
     write_encoder_runs(plan, columns);
     columns.retracted = requests(plan.retracted);
     columns.ended = requests(plan.ended);
@@ -46,7 +38,10 @@ bool PlanWriter::is_cached_row(const PlanRow& row) const noexcept {
     return row.kind == RowKind::kRunning || (row.kind == RowKind::kResumed && !protocol_.resumed_as_new);
 }
 
-void PlanWriter::write_cached(const ExecutionPlan& plan, PlanColumns& columns) const {
+// One walk for everything that every row has a part in.
+void PlanWriter::write_rows(const ExecutionPlan& plan, PlanColumns& columns) const {
+    columns.num_scheduled_tokens = new_dict(plan.rows.size());
+    columns.grammar_req_ids = checked(PyList_New(0));
     const auto num_rows = static_cast<std::size_t>(
         std::ranges::count_if(plan.rows, [this](const PlanRow& row) { return is_cached_row(row); }));
     ListWriter req_ids(num_rows);
@@ -58,14 +53,21 @@ void PlanWriter::write_cached(const ExecutionPlan& plan, PlanColumns& columns) c
     columns.all_token_ids = checked(PyDict_New());
     for (std::size_t i = 0; i < plan.rows.size(); ++i) {
         const PlanRow& row = plan.rows[i];
+        views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].handle; });
+        const RequestView& view = views_.of(row.handle);
+        PyObject* req_id = view.req_id.ptr();
+        const py::object count = py::reinterpret_steal<py::object>(new_int(row.num_tokens));
+        set_item(columns.num_scheduled_tokens, req_id, count.ptr());
+        if (row.samples && view.has_grammar) {
+            if (PyList_Append(columns.grammar_req_ids.ptr(), req_id) != 0) throw py::error_already_set();
+            columns.waits_for_grammar_tokens = columns.waits_for_grammar_tokens || row.num_placeholders > 0;
+        }
         if (!is_cached_row(row)) continue;
-        views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].request; });
         const Request& request = *row.request;
-        PyObject* req_id = views_.of(request).req_id.ptr();
         req_ids.put_borrowed(req_id);
         new_block_ids.put(news(plan, i).release().ptr());
         num_computed.put_int(row.num_computed_tokens);
-        num_output.put_int(request.num_output_tokens() + row.num_placeholders);
+        num_output.put_int(row.num_output_tokens + row.num_placeholders);
         if (row.kind == RowKind::kResumed && PySet_Add(columns.resumed_req_ids.ptr(), req_id) != 0)
             throw py::error_already_set();
         if (protocol_.sends_history && row.needs_history) {
@@ -143,16 +145,6 @@ void PlanWriter::write_encoder_runs(const ExecutionPlan& plan, PlanColumns& colu
     columns.encoder_inputs = std::move(by_request);
 }
 
-void PlanWriter::write_grammar_rows(const ExecutionPlan& plan, PlanColumns& columns) const {
-    columns.grammar_req_ids = checked(PyList_New(0));
-    for (const PlanRow& row : plan.rows) {
-        const RequestView& view = views_.of(*row.request);
-        if (!row.samples || !view.has_grammar) continue;
-        if (PyList_Append(columns.grammar_req_ids.ptr(), view.req_id.ptr()) != 0) throw py::error_already_set();
-        columns.waits_for_grammar_tokens = columns.waits_for_grammar_tokens || row.num_placeholders > 0;
-    }
-}
-
 py::object PlanWriter::requests(const std::vector<Request*>& list) const {
     ListWriter writer(list.size());
     for (const Request* request : list) writer.put_borrowed(views_.of(*request).request.ptr());
@@ -169,12 +161,8 @@ py::object PlanWriter::block_ids_from(const Request& request, const std::uint32_
 }
 
 py::object PlanWriter::news(const ExecutionPlan& plan, std::size_t row) const {
-    const std::uint32_t* first = plan.first_new_blocks.data() + row * groups_.size();
-    const kv_flat::KvSequence& sequence = *plan.rows[row].request->kv();
-    for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
-        if (first[group] < sequence.table(group).size()) return block_ids_from(*plan.rows[row].request, first);
-    }
-    return py::none();
+    if (!plan.rows[row].has_new_blocks) return py::none();
+    return block_ids_from(*plan.rows[row].request, plan.first_new_blocks.data() + row * groups_.size());
 }
 
 py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {

@@ -62,12 +62,11 @@ class PlanWriter {
 
   private:
     [[nodiscard]] bool is_cached_row(const scheduler_fsm::PlanRow& row) const noexcept;
-    void write_cached(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
+    void write_rows(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_admitted(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_new(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_drafts(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     void write_encoder_runs(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
-    void write_grammar_rows(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     [[nodiscard]] py::object requests(const std::vector<scheduler_fsm::Request*>& list) const;
     [[nodiscard]] py::object block_ids_from(const scheduler_fsm::Request& request, const std::uint32_t* first) const;
     [[nodiscard]] py::object news(const scheduler_fsm::ExecutionPlan& plan, std::size_t row) const;

@@ -25,6 +25,16 @@ namespace py = pybind11;
     return number;
 }
 
+/// A dict with room for `size` items: one that grows reads every key again each time. CPython keeps the call that gives
+/// room from extensions since 3.13.
+[[nodiscard]] inline py::object new_dict([[maybe_unused]] std::size_t size) {
+#if PY_VERSION_HEX < 0x030D0000
+    return checked(_PyDict_NewPresized(static_cast<Py_ssize_t>(size)));
+#else
+    return checked(PyDict_New());
+#endif
+}
+
 /// A list of known length, filled front to back.
 class ListWriter {
   public:

@@ -30,18 +30,19 @@ class RequestViews {
         views_[handle.index] = std::move(view);
     }
     RequestView& at(scheduler_fsm::RequestHandle handle) noexcept { return views_[handle.index]; }
-    /// Like scheduler_fsm::fetch_ahead, for walks that read the request's number and its Python id.
-    template <typename RequestAt>
-    void fetch_ahead(std::size_t turn, std::size_t num_turns, const RequestAt& request_at) const noexcept {
+    /// Like scheduler_fsm::fetch_ahead, for walks that read views and the Python ids in them.
+    template <typename HandleAt>
+    void fetch_ahead(std::size_t turn, std::size_t num_turns, const HandleAt& handle_at) const noexcept {
         using scheduler_fsm::kFetchTurns;
-        if (turn + 2 * kFetchTurns < num_turns) __builtin_prefetch(request_at(turn + 2 * kFetchTurns));
-        if (turn + kFetchTurns >= num_turns) return;
-        const scheduler_fsm::Request* near = request_at(turn + kFetchTurns);
-        if (near != nullptr) __builtin_prefetch(of(*near).req_id.ptr());
+        if (turn + 2 * kFetchTurns < num_turns) __builtin_prefetch(&of(handle_at(turn + 2 * kFetchTurns)));
+        if (turn + kFetchTurns < num_turns) __builtin_prefetch(of(handle_at(turn + kFetchTurns)).req_id.ptr());
     }
     void drop(scheduler_fsm::RequestHandle handle) { views_[handle.index] = {}; }
+    [[nodiscard]] const RequestView& of(scheduler_fsm::RequestHandle handle) const noexcept {
+        return views_[handle.index];
+    }
     [[nodiscard]] const RequestView& of(const scheduler_fsm::Request& request) const noexcept {
-        return views_[request.handle.index];
+        return of(request.handle);
     }
 
   private:

@@ -43,15 +43,34 @@ void SampledTokens::clear() {
     positions.clear();
 }
 
+Py_ssize_t ResultIo::position_of(const StepRecord& record, const Request& request, const py::list& req_ids,
+                                 const py::dict& positions) {
+    const std::uint32_t index = request.handle.index;
+    if (last_positions_.size() <= index) last_positions_.resize(index + 1);
+    PyObject* req_id = views_.of(request).req_id.ptr();
+    Py_ssize_t& position = last_positions_[index];
+    if (position < PyList_GET_SIZE(req_ids.ptr())) {
+        PyObject* guess = PyList_GET_ITEM(req_ids.ptr(), position);
+        // From a worker in another process the id comes as a copy.
+        if (guess == req_id || (PyUnicode_CheckExact(guess) && PyUnicode_Compare(guess, req_id) == 0)) return position;
+    }
+    PyObject* place = PyDict_GetItemWithError(positions.ptr(), req_id);
+    if (place == nullptr) {
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+        throw py::key_error("the model runner's output has no row for request " + request.label +
+                            ", which was scheduled in step " + std::to_string(record.step));
+    }
+    return position = PyLong_AsSsize_t(place);
+}
+
 void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord& record, const py::list& sampled,
-                    const py::dict& positions, SampledTokens& out) const {
+                    const py::list& req_ids, const py::dict& positions, SampledTokens& out) {
     out.clear();
     out.offsets.push_back(0);
     const auto num_lists = static_cast<std::size_t>(PyList_GET_SIZE(sampled.ptr()));
     for (std::size_t i = 0; i < record.rows.size(); ++i) {
         const StepRecord::Row& row = record.rows[i];
-        views_.fetch_ahead(i, record.rows.size(),
-                           [&](std::size_t turn) { return scheduler.find(record.rows[turn].handle); });
+        views_.fetch_ahead(i, record.rows.size(), [&](std::size_t turn) { return record.rows[turn].handle; });
         // Most often the runner's batch has the order of the plan.
         if (i + scheduler_fsm::kFetchTurns < num_lists) {
             const auto ahead = static_cast<Py_ssize_t>(i + scheduler_fsm::kFetchTurns);
@@ -61,14 +80,7 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
         Py_ssize_t position = -1;
         const Request* request = scheduler.find(row.handle);
         if (request != nullptr && !request->is_finished()) {
-            const RequestView& view = views_.of(*request);
-            PyObject* place = PyDict_GetItemWithError(positions.ptr(), view.req_id.ptr());
-            if (place == nullptr) {
-                if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-                throw py::key_error("the model runner's output has no row for request " + request->label +
-                                    ", which was scheduled in step " + std::to_string(record.step));
-            }
-            position = PyLong_AsSsize_t(place);
+            position = position_of(record, *request, req_ids, positions);
             if (position < PyList_GET_SIZE(sampled.ptr())) list = PyList_GET_ITEM(sampled.ptr(), position);
             if (list != nullptr && !PyList_CheckExact(list))
                 throw py::type_error("sampled_token_ids must hold lists of integers");
@@ -108,10 +120,11 @@ py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord
     DraftTally tally;
     for (std::size_t i = 0; i < deliveries.size(); ++i) {
         const Delivery& delivery = deliveries[i];
-        views_.fetch_ahead(i, deliveries.size(), [&](std::size_t turn) { return deliveries[turn].request; });
+        const auto handle_of = [&](std::size_t turn) { return record.rows[deliveries[turn].row].handle; };
+        views_.fetch_ahead(i, deliveries.size(), handle_of);
         const std::uint32_t num_drafts = record.rows[delivery.row].num_drafts;
         if (num_drafts > 0 && delivery.num_new_tokens > 0) tally.add(num_drafts, delivery.num_accepted_drafts);
-        const RequestView& view = views_.of(*delivery.request);
+        const RequestView& view = views_.of(handle_of(i));
         const bool has_output = delivery.num_new_tokens > 0 || record.rows[delivery.row].samples;
         if (!has_output) continue;  // a chunk of a prompt
         const bool is_steady = view.is_plain && !delivery.has_news && !delivery.finished && !all_special;

@@ -42,9 +42,10 @@ class ResultIo {
     void set_output_class(py::object output_class) { output_class_ = std::move(output_class); }
 
     /// @param sampled list[list[int]], in the order of the runner's batch; may be empty when nothing was sampled
+    /// @param req_ids list[str] of that batch
     /// @param positions dict[str, int]: request id -> place in that batch
     void read(const scheduler_fsm::Scheduler& scheduler, const scheduler_fsm::StepRecord& record,
-              const py::list& sampled, const py::dict& positions, SampledTokens& out) const;
+              const py::list& sampled, const py::list& req_ids, const py::dict& positions, SampledTokens& out);
 
     /// Plain rows become EngineCoreOutputs by client; every other row is handed to Python.
     /// @returns (dict[client, list[EngineCoreOutput]], list[(Request, handle, position, new_token_ids, reason | -1,
@@ -55,6 +56,9 @@ class ResultIo {
                                   bool all_special) const;
 
   private:
+    /// The row's place in the runner's batch. Most often it is the one of the step before, which costs no search.
+    [[nodiscard]] Py_ssize_t position_of(const scheduler_fsm::StepRecord& record, const scheduler_fsm::Request& request,
+                                         const py::list& req_ids, const py::dict& positions);
     [[nodiscard]] py::object new_token_list(const scheduler_fsm::Delivery& delivery,
                                             const SampledTokens& sampled) const;
     [[nodiscard]] py::tuple special_row(const scheduler_fsm::Delivery& delivery,
@@ -62,6 +66,7 @@ class ResultIo {
 
     const RequestViews& views_;
     py::object output_class_;
+    std::vector<Py_ssize_t> last_positions_;  // by request index
 };
 
 }  // namespace tokenspeed::bindings
