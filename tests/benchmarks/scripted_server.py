@@ -13,7 +13,8 @@ from aiohttp import web
 class ScriptedServer:
     """`behave(number)` says what the n-th request gets: "ok", "500", "dead", "cut", "short" or "error".
 
-    "dead" is a 500 that comes once every answer under way has ended. It notes when requests came and when their answers ended, by the prompt's first token.
+    "dead" is a 500 that comes once every answer under way has ended.
+    The server notes when requests came and when their answers ended, by the prompt's first token.
     """
 
     def __init__(self, behave=lambda _: "ok"):
