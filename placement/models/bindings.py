@@ -28,12 +28,35 @@ class ModelBinding:
         paths: declared module -> attribute path from the inner model (first and last section) or from the decoder layer;
             a module that is not here has an attribute of its own name.
         together: declared modules that one layer of vLLM computes, the one whose path counts first.
+        absent: fields of the configuration under which vLLM's forward pass does more than is declared; a model that sets one
+            is refused.
+        refused_dtypes: types for which it does more than is declared.
     """
 
     inner: str = "model"
     layers: str = "layers"
     paths: Mapping[str, str] = field(default_factory=dict)
     together: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    refused_dtypes: tuple[str, ...] = ()
+
+    def check(self, name: str, config: Mapping[str, Any]) -> None:
+        """Whether vLLM computes the model of ``config`` as it is declared.
+
+        Raises:
+            PlacementError: names the field and its value.
+        """
+        for key in self.absent:
+            if config.get(key):
+                message = (
+                    f"config of {name!r}: {key} is {config[key]!r}, which no declaration covers; it must not be set"
+                )
+                raise PlacementError(message)
+        if config.get("dtype") in self.refused_dtypes:
+            message = (
+                f"{name!r} in {config['dtype']}: vLLM rescales this model in that type, which no declaration covers"
+            )
+            raise PlacementError(message)
 
     def path(self, module: str) -> str:
         """Attribute path of a declared module."""
@@ -43,11 +66,16 @@ class ModelBinding:
 _DENSE: Final = ModelBinding()
 _EXPERTS: Final = {"experts": "mlp"}
 _SHARED_EXPERTS: Final = ("experts", "shared_experts", "experts_plus_shared_experts")
-_DEEPSEEK: Final = ModelBinding(paths=_EXPERTS, together=_SHARED_EXPERTS)
+_DEEPSEEK: Final = ModelBinding(
+    paths=_EXPERTS,
+    together=_SHARED_EXPERTS,
+    absent=("llama_4_scaling", "index_topk"),
+    refused_dtypes=("float16",),
+)
 
 _BINDINGS: Final[Mapping[str, ModelBinding]] = {
     "LlamaForCausalLM": _DENSE,
-    "MistralForCausalLM": _DENSE,
+    "MistralForCausalLM": ModelBinding(absent=("ada_rms_norm_t_cond",)),
     "Qwen2ForCausalLM": _DENSE,
     "Qwen3ForCausalLM": _DENSE,
     "Qwen3MoeForCausalLM": ModelBinding(paths=_EXPERTS),

@@ -129,8 +129,10 @@ def _compiled(request: PlacementRequest, graph: ModelGraph, binding: ModelBindin
 def _declared(vllm_config: Any, architecture: str) -> ModelGraph:
     model = vllm_config.model_config
     config: Mapping[str, Any] = model.hf_config.to_dict()
-    dtype = str(model.dtype).removeprefix("torch.")
-    return declare(str(model.model), {**config, "architectures": [architecture], "dtype": dtype})
+    name, dtype = str(model.model), str(model.dtype).removeprefix("torch.")
+    whole = {**config, "architectures": [architecture], "dtype": dtype}
+    binding_of(architecture).check(name, whole)
+    return declare(name, whole)
 
 
 def _settled(text: str, graph: ModelGraph, binding: ModelBinding, parallel: Any) -> PlacementSpec:

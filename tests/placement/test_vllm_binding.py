@@ -141,14 +141,22 @@ def test_other_distributions_add_bindings() -> None:
         manager.unregister(plugin)
 
 
-def vllm_config(family: str = "qwen3", tensor: int = 2, data: int = 1, *, experts: bool = False, **extra: Any) -> Any:
+def vllm_config(
+    family: str = "qwen3",
+    tensor: int = 2,
+    data: int = 1,
+    *,
+    experts: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    **extra: Any,
+) -> Any:
     """What of a ``VllmConfig`` start-up reads."""
     config = {**CONFIGS[family], **extra}
     return SimpleNamespace(
         model_config=SimpleNamespace(
             architecture=config["architectures"][0],
             model=family,
-            dtype=torch.bfloat16,
+            dtype=dtype,
             runner_type="generate",
             hf_config=SimpleNamespace(to_dict=lambda: config),
         ),
@@ -202,6 +210,8 @@ def test_a_worker_with_other_plans_stops() -> None:
         ("attn=tp2,dense=tp1,moe=tp2", vllm_config("deepseek_v3"), "dense=tp1: shared experts take the whole group"),
         ("attn=tp2,dense=tp2,moe=ep2", vllm_config("qwen3_moe", data=2), "dp=2: compiled MoE communication needs dp=1"),
         ("attn=tp16,dense=tp16", vllm_config(tensor=16), "8 heads are fewer than attn_tp=16"),
+        ("auto", vllm_config("deepseek_v3", index_topk=2048), "index_topk is 2048, which no declaration covers"),
+        ("auto", vllm_config("deepseek_v3", dtype=torch.float16), "'deepseek_v3' in float16: vLLM rescales this model"),
         ("auto", vllm_config("qwen3", architectures=["BertModel"]), "'BertModel' cannot be placed; supported are"),
         ("auto,residual=split", vllm_config(), "residual=split is not one of auto, replicated, sharded"),
     ],

@@ -61,8 +61,8 @@ UNPLACED: tuple[Unplaced, ...] = (
     Unplaced("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
     Unplaced("model_config.is_multimodal_model", bool, "a multimodal model", "serve a text model"),
     Unplaced("model_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a generative model"),
-    Unplaced("speculative_config.method", lambda v: v not in (None, "ngram", "suffix"), "a drafter with a model",
-             "draft with `ngram` or `suffix`"),
+    Unplaced("speculative_config.method", lambda v: v not in (None, "ngram", "suffix", "draft_model"),
+             "a drafter that reads the model's hidden states", "draft with `ngram`, `suffix` or `draft_model`"),
 )
 # fmt: on
 
