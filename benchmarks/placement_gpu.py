@@ -38,8 +38,8 @@ _ALL = {
 }
 
 
-def systems_of(model: str, ranks: int) -> dict[str, dict[str, Any]]:
-    """Name -> placement and expert parallelism of the engines that are compared."""
+def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, dict[str, Any]]:
+    """Name -> placement and expert parallelism of the engines that are compared; vLLM's CPU kernel cannot split experts."""
     whole = f"attn=tp{ranks},dense=tp{ranks}"
     found: dict[str, dict[str, Any]] = {
         "stock": {"placement": None, "expert_parallel": False},
@@ -47,7 +47,7 @@ def systems_of(model: str, ranks: int) -> dict[str, dict[str, Any]]:
     }
     if ranks > 1:
         found["placed, tokens split"] = {"placement": f"{whole},residual=sharded", "expert_parallel": False}
-    if ranks > 1 and model == "mla":
+    if ranks > 1 and model == "mla" and device != "cpu":
         found["stock, experts"] = {"placement": None, "expert_parallel": True}
         found["placed, experts"] = {"placement": f"{whole},moe=ep{ranks}", "expert_parallel": True}
     return found
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.models:
             measured = figures["models"][name] = {}
             folder = write_model((TINY_MODELS if options.quick else _ALL)[name], Path(temporary))
-            for system, settings in systems_of(name, options.ranks).items():
+            for system, settings in systems_of(name, options.ranks, "cpu" if options.quick else "cuda").items():
                 if not options.systems or system in options.systems:
                     measured[system] = _run(options, name, folder, settings, links=system == "stock")
                     write_json(options.json, figures, [])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bars of the placement benchmark: what they compare, and that nothing missing counts as met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.placed.bars import fitted, placement_bars
+from benchmarks.placement_gpu import systems_of
+
+TOKENS = [[1, 2, 3], [4, 5, 6]]
+
+
+def figures(ranks: int = 2, **placed: Any) -> dict[str, Any]:
+    stock = {"decode_ms": {"1": 2.0, "128": 4.0}, "prefill_ms": 100.0, "tokens": TOKENS}
+    return {"ranks": ranks, "models": {"dense": {"stock": stock, "placed": {**stock, **placed}}}, "links": {}}
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    return [str(outcome) for outcome in (bar.judge() for bar in placement_bars(found)) if not outcome.met]
+
+
+def test_equal_figures_meet_the_bars_of_one_rank() -> None:
+    assert missed(figures(ranks=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("placed", "name"),
+    [
+        ({"decode_ms": {"1": 2.1, "128": 4.0}}, "decode at batch 1, speed over stock"),
+        ({"decode_ms": {"1": 2.0, "128": 4.2}}, "decode at batch 128, speed over stock"),
+        ({"prefill_ms": 103.0}, "prefill, speed over stock"),
+        ({"tokens": [[1, 2, 3], [4, 5, 7]]}, "requests whose greedy tokens differ"),
+    ],
+)
+def test_each_figure_can_miss_its_bar(placed: dict[str, Any], name: str) -> None:
+    (line,) = missed(figures(1, **placed))
+    assert name in line
+
+
+def test_a_failed_engine_and_constant_answers_meet_nothing() -> None:
+    found = figures(1)
+    found["models"]["dense"]["placed"] = {"error": "out of memory"}
+    assert all("out of memory" in line for line in missed(found))
+    assert len(missed(found)) == 2
+    constant = figures(1)
+    constant["models"]["dense"]["stock"]["tokens"] = [[1, 1, 1], [2, 2, 2]]
+    assert any("equality proves nothing" in line for line in missed(constant))
+
+
+def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
+    found = figures()
+    assert any("no link was measured" in line for line in missed(found))
+    found["models"]["dense"]["stock"]["links"] = {
+        kind: [(float(size), 5.0 + size / 1e5) for size in (1e4, 1e5, 1e6)]
+        for kind in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+    }
+    table, found["links"] = fitted(found)
+    assert table is not None
+    assert table.source == "measured"
+    assert not any("cost table" in line for line in missed(found))
+
+
+def test_experts_are_compared_with_vllms_experts() -> None:
+    assert systems_of("mla", 2)["placed, experts"] == {
+        "placement": "attn=tp2,dense=tp2,moe=ep2",
+        "expert_parallel": True,
+    }
+    assert set(systems_of("dense", 1)) == {"stock", "placed"}
+    assert set(systems_of("mla", 2, "cpu")) == {"stock", "placed", "placed, tokens split"}
