@@ -7,42 +7,14 @@ import pytest
 import torch
 
 from tests.placement.placement_cases import FAMILIES, TABLE, compile_plan, model
-from tests.placement.test_runtime import LENGTH_TOKENS, NUM_ROWS_PER_RANK, SimulatedModule
-from tokenspeed_plugin.placement import ModelGraph, Residual
+from tests.placement.test_runtime import LENGTH_TOKENS, NUM_ROWS_PER_RANK, DestructiveNorm, modules_of
+from tokenspeed_plugin.placement import Residual
 from tokenspeed_plugin.placement.cost import CostModel
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph
-from tokenspeed_plugin.placement.module_spec import ModuleKind, Signature
 from tokenspeed_plugin.placement.plan_table import PlanTable
-from tokenspeed_plugin.placement.runtime import Module, PlannedModel, TorchCommunicator
+from tokenspeed_plugin.placement.runtime import PlannedModel, TorchCommunicator
 from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd, leaves_open, sums_before_norms, takes_open
 from tokenspeed_plugin.placement.simulation import Batch, Simulation, random_weights
-from tokenspeed_plugin.placement.spec import PlacementSpec
-
-
-class DestructiveNorm(SimulatedModule):
-    """A norm that leaves nothing of the two operands of the sum that it takes with it."""
-
-    num_sums = 0
-
-    def add_norm(self, residual: torch.Tensor, branch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        DestructiveNorm.num_sums += 1
-        total = residual + branch
-        normalised = self(total, signature=Signature((), ()), step=None)
-        residual.fill_(float("nan"))
-        branch.fill_(float("nan"))
-        return normalised, total
-
-
-def modules_of(graph: ModelGraph, seed: int) -> list[dict[str, Module]]:
-    mesh, weights = PlacementSpec(1, 1).mesh(1, graph), random_weights(graph, seed)
-    bound: list[dict[str, Module]] = []
-    for position, name in enumerate(graph.order):
-        bound.append({})
-        for spec in (node.spec for node in graph.sections[name].nodes):
-            own = {p.name: weights[position, spec.name, p.name] for p in spec.params}
-            kind = DestructiveNorm if spec.kind is ModuleKind.NORM else SimulatedModule
-            bound[-1][spec.name] = ResidualAdd() if spec.kind is ModuleKind.ADD else kind(graph, mesh, 0, spec, own)
-    return bound
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,7 +28,9 @@ def test_a_norm_that_destroys_its_operands_changes_nothing(family: str) -> None:
         lambda n: CostModel(graph, plan.mesh, TABLE, n, NUM_ROWS_PER_RANK), batch.num_tokens, Residual.AUTO
     )
     DestructiveNorm.num_sums = 0
-    planned = PlannedModel(graph, table, 0, modules_of(graph, 3), TorchCommunicator(plan.mesh, ()))
+    planned = PlannedModel(
+        graph, table, 0, modules_of(graph, plan.mesh, 0, random_weights(graph, 3)), TorchCommunicator(plan.mesh, ())
+    )
     assert torch.equal(planned(ids, batch.num_tokens), expected)
     assert DestructiveNorm.num_sums == 2 * (len(graph.order) - 2)
 

@@ -18,9 +18,10 @@ from tokenspeed_plugin.placement.graph import STREAM
 from tokenspeed_plugin.placement.mesh import Mesh
 from tokenspeed_plugin.placement.models import blocks
 from tokenspeed_plugin.placement.models.decoder import HIDDEN_PORT, entry, leave
-from tokenspeed_plugin.placement.module_spec import ModuleSpec, Signature
+from tokenspeed_plugin.placement.module_spec import ModuleKind, ModuleSpec, Signature
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.runtime import Module, PlannedModel, TorchCommunicator
+from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd
 from tokenspeed_plugin.placement.simulation import Batch, Simulation, random_weights
 from tokenspeed_plugin.placement.simulation.modules import COMPUTE, Local
 from tokenspeed_plugin.placement.simulation.weights import Weights, local_weight, offsets
@@ -81,13 +82,34 @@ class SimulatedModule:
         return self._compute(local, *inputs)
 
 
+class DestructiveNorm(SimulatedModule):
+    """A norm that leaves nothing of the two operands of the sum that it takes with it."""
+
+    num_sums = 0
+
+    def add_norm(self, residual: torch.Tensor, branch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        DestructiveNorm.num_sums += 1
+        total = residual + branch
+        normalised = self(total, signature=Signature((), ()), step=None)
+        residual.fill_(float("nan"))
+        branch.fill_(float("nan"))
+        return normalised, total
+
+
 NUM_ROWS_PER_RANK = 2
+
+
+def module_of(graph: ModelGraph, mesh: Mesh, rank: int, spec: ModuleSpec, weights: dict[str, torch.Tensor]) -> Module:
+    if spec.kind is ModuleKind.ADD:
+        return ResidualAdd()
+    kind = DestructiveNorm if spec.kind is ModuleKind.NORM else SimulatedModule
+    return kind(graph, mesh, rank, spec, weights)
 
 
 def modules_of(graph: ModelGraph, mesh: Mesh, rank: int, weights: Weights) -> list[dict[str, Module]]:
     return [
         {
-            node.spec.name: SimulatedModule(
+            node.spec.name: module_of(
                 graph,
                 mesh,
                 rank,
