@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.kvreplay import systems
 from benchmarks.kvreplay.bars import POOL_SHARES, Cell, all_bars, gap_closed
-from benchmarks.kvreplay.costs import costs
 from benchmarks.kvreplay.optimum import Optimum
 from benchmarks.kvreplay.trace import Trace, coding_agent, mooncake
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
@@ -98,13 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells += cells_of(trace, seed, POOL_SHARES, with_stock=seed == seeds[0])
     for kind in ("synthetic",) if options.quick else ("synthetic", "conversation"):
         cells += cells_of(mooncake(Path(folder), kind), 0, POOL_SHARES, with_stock=True)
-    figures = {block_tokens: costs(block_tokens, reps=20 if options.quick else 200) for block_tokens in (128, 16)}
     print_cells(cells)
-    rows = [(f"blocks of {size}", *(f"{value:,.1f}" for value in row.values())) for size, row in figures.items()]
-    print_table("Costs", ("", *figures[BLOCK_TOKENS]), rows)
-    outcomes = [bar.judge() for bar in all_bars(cells, figures)]
+    outcomes = [bar.judge() for bar in all_bars(cells)]
     print_outcomes(outcomes)
-    write_json(options.json, {"cells": [asdict(cell) for cell in cells], "costs": figures}, outcomes)
+    write_json(options.json, {"cells": [asdict(cell) for cell in cells]}, outcomes)
     return exit_code(outcomes, options.check)
 
 

@@ -36,7 +36,13 @@ def _install() -> None:
     from tokenspeed_plugin.entry_points.cli import add_flags
     from tokenspeed_plugin.host.registration import install
 
-    install(add_flags)
+    install(add_flags, _stat_loggers)
+
+
+def _stat_loggers() -> list[type]:
+    from tokenspeed_plugin.entry_points.stats import KvCacheStatLogger
+
+    return [KvCacheStatLogger]
 
 
 def _version() -> str:

@@ -9,7 +9,7 @@ from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import RequestStatus
 from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
 from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
-from tokenspeed_plugin.scheduler_fsm.session_hints import session_hints
+from tokenspeed_plugin.scheduler_fsm.session_hints import SessionNames, session_hints
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVConnectorOutput, Request
@@ -63,6 +63,7 @@ class RequestDesk:
         )
         self._rows_carry_masks = rows_carry_masks
         self.has_states = has_states
+        self.session_names: SessionNames | None = None
         # Told to the workers with the next plan.
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
@@ -109,6 +110,9 @@ class RequestDesk:
 
     def _submit(self, request: "Request") -> int:
         has_grammar = request.structured_output_request is not None
+        hints = session_hints(request)
+        if self.session_names is not None and request.session_id:
+            self.session_names.note(hints.session, request.session_id)
         return self._core.submit(
             req_id=request.request_id,
             request=request,
@@ -122,7 +126,7 @@ class RequestDesk:
             ready=not has_grammar,
             is_plain=request_import.is_plain(request) and not self._rows_carry_masks,
             has_grammar=has_grammar,
-            hints=session_hints(request),
+            hints=hints,
             is_session=request.resumable,
         )
 

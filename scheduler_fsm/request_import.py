@@ -34,6 +34,8 @@ class PromptImporter:
         self._key_tokens = key_tokens
         self._lookahead_tokens = lookahead_tokens
         self._vllm_keys: Callable[[Request], list[bytes]] | None = None
+        # From the first request with a salt or an adapter on, what isolation costs is counted.
+        self._counts_isolation = False
 
     def hasher(self, *_: Any) -> "PromptImporter":
         """The factory of vLLM's block hasher; makes this importer stand in for it."""
@@ -63,14 +65,18 @@ class PromptImporter:
 
     def _prepare(self, request: "Request") -> _core.PreparedPrompt:
         lora = request.lora_request
+        self._counts_isolation = self._counts_isolation or bool(request.cache_salt) or lora is not None
+        spans = embedding_spans(request, self._key_tokens)
         return _core.prepare_prompt(
             tokens=request._all_token_ids,
             key_tokens=self._key_tokens,
             salt=request.cache_salt or "",
             adapter=lora.lora_name if lora is not None else "",
-            content_spans=embedding_spans(request, self._key_tokens),
+            content_spans=spans,
             encoder_inputs=encoder_inputs_of(request) if request.mm_features else (),
             lookahead_tokens=self._lookahead_tokens,
+            # Tokens alone do not say what an image or an embedding is.
+            marks_content=self._counts_isolation and not spans and not request.mm_features,
         )
 
 

@@ -6,7 +6,7 @@ The core decides; this adapter translates. Rows that carry nothing but tokens ne
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host import config_gate, patches
 from tokenspeed_plugin.host.differences import num_hash_lookahead_tokens
@@ -24,6 +24,7 @@ from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
 from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import KvEventFeed
+from tokenspeed_plugin.scheduler_fsm.kv_map_source import KvMapSource
 from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
 from tokenspeed_plugin.scheduler_fsm.request_desk import RequestDesk
 from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
@@ -121,6 +122,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             returns_masks=masks,
             mirrors_tokens=port is not None,
         )
+        self._kv_map = KvMapSource(self._core, self._desk, kv_cache_config, key_tokens)
         self._steps = StepsInFlight()
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config) if log_stats else None
@@ -311,6 +313,10 @@ class TokenSpeedScheduler(SchedulerInterface):
     def pace(self) -> dict[str, float]:
         """The step-time model, its error, and what the rate per user limited so far."""
         return self._core.pace()
+
+    def kv_map(self) -> dict[str, Any]:
+        """A snapshot of the block pool. O(pool): for pictures."""
+        return self._kv_map.take()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError naming the first broken invariant of queues and blocks. O(pool): for tests and idle times."""

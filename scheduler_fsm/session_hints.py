@@ -15,6 +15,25 @@ MOST_RETURN_S = 86_400.0
 MOST_PIN_S = 3_600.0
 
 
+class SessionNames:
+    """What clients call their sessions, for pictures; the latest only.
+
+    Attributes:
+        names: by the number that stands for it in the core.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self.names: dict[int, str] = {}
+        self._most = most
+
+    def note(self, number: int, name: str) -> None:
+        """A request of that session arrived."""
+        self.names.pop(number, None)
+        self.names[number] = name
+        if len(self.names) > self._most:
+            del self.names[next(iter(self.names))]
+
+
 def session_hints(request: "Request") -> _core.SessionHints:
     """The hints of a request; empty when its client gave none.
 

@@ -10,6 +10,7 @@ from tokenspeed_plugin.host.names import (
     SchedulerStats,
     SpecDecodingStats,
 )
+from tokenspeed_plugin.scheduler_fsm.kv_cache_report import KvCacheReport
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import PerfStats, SchedulerOutput, VllmConfig
@@ -28,6 +29,7 @@ class Statistics:
         # One that knows no part of the model has nothing to say.
         self._model_metrics = model_metrics if model_metrics is not None and model_metrics.is_enabled() else None
         self._reported = core.counters()
+        self._kv_cache = KvCacheReport(core)
         self._was_reset = False
 
     def note_reset(self) -> None:
@@ -51,17 +53,21 @@ class Statistics:
         """
         core = self._core
         num_skipped = core.num_skipped
+        prefix_cache = self._prefix_cache()
+        extras = connector or {}
+        if kv_cache := self._kv_cache.take(self._reported):
+            extras = extras | {"num_kv_fetch_reqs_by_stage": extras.get("num_kv_fetch_reqs_by_stage", {}) | kv_cache}
         return SchedulerStats(
             num_running_reqs=core.num_running,
             num_waiting_reqs=core.num_waiting - num_skipped,
             num_skipped_waiting_reqs=num_skipped,
             kv_cache_usage=core.kv_usage,
-            prefix_cache_stats=self._prefix_cache(),
+            prefix_cache_stats=prefix_cache,
             kv_cache_eviction_events=self._evictions(),
             cudagraph_stats=cudagraph_stats,
             spec_decoding_stats=None if drafts is None or step is None else self._speculation(drafts, step),
             perf_stats=self._performance(step),
-            **(connector or {}),
+            **extras,
         )
 
     def _performance(self, step: "SchedulerOutput | None") -> "PerfStats | None":

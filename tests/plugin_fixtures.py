@@ -30,6 +30,7 @@ def stock_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM without our patches, put back as it was found afterwards."""
     import vllm.v1.engine.core as core
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.metrics.loggers import StatLoggerManager
 
     def unwrapped(function: object) -> object:
         while hasattr(function, "__tokenspeed_patch__"):
@@ -38,6 +39,7 @@ def stock_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(EngineArgs, "add_cli_args", staticmethod(unwrapped(EngineArgs.add_cli_args)))
     monkeypatch.setattr(EngineArgs, "create_engine_config", unwrapped(EngineArgs.create_engine_config))
+    monkeypatch.setattr(StatLoggerManager, "__init__", unwrapped(StatLoggerManager.__init__))
     monkeypatch.setattr(core, "get_request_block_hasher", unwrapped(core.get_request_block_hasher))
 
 

@@ -27,6 +27,7 @@ OUTSIDE = {
     "entry_points": {"fastapi", "prometheus_client"},
     "scheduler_fsm": {"numpy"},
     "kv_flat": {"numpy"},
+    "kv_flat/cli": {"typer", "matplotlib"},
     "kernels": {"torch", "triton", "cutlass", "cuda", "numpy", "pydantic"},
     "kernels/cli": {"typer", "rich"},
     "placement": {"torch", "numpy", "pydantic"},
@@ -35,7 +36,7 @@ OUTSIDE = {
 # Room -> sub-packages of ours it may import.
 INSIDE = {
     "tokenspeed_plugin": {"host", "hooks", "cli", "settings", "availability", "flag_carrier"},
-    "tokenspeed_plugin/cli": {"kernels", "placement"},
+    "tokenspeed_plugin/cli": {"kernels", "kv_flat", "placement"},
     "entry_points": {
         "host",
         "hooks",

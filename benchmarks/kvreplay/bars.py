@@ -12,9 +12,6 @@ MIN_GAP_CLOSED = {0.10: 0.10, 0.50: 0.40}
 MIN_GAP_CLOSED_WITH_HINTS = {0.10: 0.60, 0.25: 0.60}
 MAX_WORSE_CODING = 1.02
 MAX_WORSE_MOONCAKE = 1.01
-MAX_MATCH_US = 60.0
-MAX_CYCLE_US = 100.0
-MAX_BYTES_PER_BLOCK = 128.0
 
 
 @dataclass
@@ -56,8 +53,8 @@ def _worst(cells: list[Cell], system: str) -> float:
     return max(cell.ratio(system) for cell in cells)
 
 
-def all_bars(cells: list[Cell], costs: dict[int, dict[str, float]]) -> list[Bar]:
-    """Every bar; `costs` is by tokens per block."""
+def all_bars(cells: list[Cell]) -> list[Bar]:
+    """Every bar."""
     coding = [cell for cell in cells if cell.trace == "coding-agent"]
     chat = [cell for cell in cells if cell.trace != "coding-agent"]
     bars = [
@@ -87,13 +84,4 @@ def all_bars(cells: list[Cell], costs: dict[int, dict[str, float]]) -> list[Bar]
                 lambda of_trace=of_trace: _worst(of_trace, "ours"),
             )
         )
-    for block_tokens, figures in costs.items():
-        for name, key, limit in (
-            ("match of a 100K-token prompt, us", "match_us", MAX_MATCH_US),
-            ("1,000 blocks taken and given back, us", "cycle_us", MAX_CYCLE_US),
-            ("bytes per cached block", "bytes_per_block", MAX_BYTES_PER_BLOCK),
-        ):
-            bars.append(
-                Bar(f"{name}, blocks of {block_tokens}", "<=", limit, lambda figures=figures, key=key: figures[key])
-            )
     return bars

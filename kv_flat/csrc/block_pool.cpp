@@ -60,6 +60,14 @@ BlockRef BlockPool::take() {
     return {*this, block};
 }
 
+void BlockPool::find_run(std::span<const Digest> keys, std::size_t first, std::size_t stride, std::size_t count,
+                         GroupId group, std::vector<BlockId>& blocks) const {
+    const std::size_t begin = blocks.size();
+    index_.find_run(keys, first, stride, count, group, blocks);
+    if (unit_shift_ == 0) return;
+    for (std::size_t index = begin; index < blocks.size(); ++index) blocks[index] >>= unit_shift_;
+}
+
 void BlockPool::evict(const Victim& victim) noexcept {
     ++num_evictions_[static_cast<std::size_t>(victim.kind)];
     for (std::uint32_t unit = 0; unit < most_units_; ++unit) {
@@ -96,6 +104,12 @@ bool BlockPool::has_key_from(BlockId block, std::uint32_t unit) const noexcept {
         if (index_.has_key(entry(block, unit))) return true;
     }
     return false;
+}
+
+const Digest& BlockPool::first_key(BlockId block) const noexcept {
+    std::uint32_t unit = 0;
+    while (unit + 1 < most_units_ && !index_.has_key(entry(block, unit))) ++unit;
+    return index_.key(entry(block, unit));
 }
 
 void BlockPool::unpublish(BlockId block) noexcept {
@@ -178,6 +192,9 @@ void BlockPool::check_integrity(const std::vector<std::uint32_t>& owners) const 
     if (order.size() != num_free_) {
         fail("free blocks are " + std::to_string(order.size()) + ", count says " + std::to_string(num_free_));
     }
+    const CountsByKind by_kind = policy_->num_blocks();
+    if (std::accumulate(by_kind.begin(), by_kind.end(), std::uint64_t{0}) + blank_.size() != num_free_)
+        fail("the eviction policy miscounts its blocks");
     check_owners(owners, queued);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -96,6 +97,10 @@ class BlockPool {
         return index_.find(key, group) >> unit_shift_;
     }
 
+    /// Appends the blocks that hold `keys[first]`, `keys[first + stride]`, ..., up to the first that is not there.
+    void find_run(std::span<const Digest> keys, std::size_t first, std::size_t stride, std::size_t count, GroupId group,
+                  std::vector<BlockId>& blocks) const;
+
     /// Whether the key was cached and, as far as is remembered, evicted.
     [[nodiscard]] bool was_evicted(const Digest& key, GroupId group) const noexcept {
         return evicted_keys_.contains(key, group);
@@ -131,8 +136,14 @@ class BlockPool {
     [[nodiscard]] KvEventLog& events() noexcept { return events_; }
     [[nodiscard]] std::uint64_t num_evictions() const noexcept;
     [[nodiscard]] const CountsByKind& num_evictions_by_kind() const noexcept { return num_evictions_; }
-    /// Cached blocks by the kind that they would count as if they were evicted now. O(sequences that left blocks).
+    /// Cached blocks by the kind that they would count as if they were evicted now.
     [[nodiscard]] CountsByKind num_idle_blocks() const { return policy_->num_blocks(); }
+    /// Where cached blocks that nobody owns stand. O(pool): for pictures.
+    [[nodiscard]] std::vector<IdleBlock> idle_blocks() const { return policy_->idle_blocks(); }
+    /// Logical blocks of `block` that can be hit.
+    [[nodiscard]] std::uint32_t num_keys(BlockId block) const noexcept { return num_keys_[block]; }
+    /// The first key of `block`. @pre is_published(block)
+    [[nodiscard]] const Digest& first_key(BlockId block) const noexcept;
     [[nodiscard]] std::uint32_t num_blank() const noexcept { return blank_.size(); }
 
     /// Bytes of bookkeeping per block of the pool.

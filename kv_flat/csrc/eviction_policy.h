@@ -42,6 +42,15 @@ struct Victim {
     EvictionKind kind = EvictionKind::kIdle;
 };
 
+/// Where a cached block stands that nobody owns.
+struct IdleBlock {
+    BlockId block = kNullBlock;
+    EvictionKind kind = EvictionKind::kIdle;
+    std::uint32_t run = 0;      ///< blocks of one number were left by one sequence
+    std::uint32_t depth = 0;    ///< from the head of its run
+    std::uint64_t session = 0;  ///< 0: not known
+};
+
 /// Names a policy and its weights.
 ///
 /// `lru` knows only the time of release. `session` takes the time until somebody returns for a run of blocks to be
@@ -88,8 +97,10 @@ class EvictionPolicy {
     /// Time in seconds, from any start; never goes back.
     void set_time(double now_s) noexcept { now_s_ = now_s > now_s_ ? now_s : now_s_; }
 
-    /// Blocks by the kind that they would count as if they were evicted now.
+    /// Blocks by the kind that they would count as if they were evicted now. O(1).
     [[nodiscard]] virtual CountsByKind num_blocks() const = 0;
+    /// Where each block stands. O(blocks): for pictures.
+    [[nodiscard]] virtual std::vector<IdleBlock> idle_blocks() const = 0;
     /// Bytes that the policy itself keeps per block of the pool.
     [[nodiscard]] virtual double bytes_per_block() const noexcept = 0;
     /// All blocks in the order in which `pop` would serve them. O(blocks): for tests and diagnosis.

@@ -11,6 +11,10 @@ namespace {
 
 KvConfig checked(KvConfig config) {
     const auto fail = [](const std::string& what) { throw std::invalid_argument("KvConfig." + what); };
+    if (config.groups.size() > PrefixIndex::kMaxGroups) {
+        fail("groups are " + std::to_string(config.groups.size()) + "; there can be at most " +
+             std::to_string(PrefixIndex::kMaxGroups));
+    }
     if (config.key_tokens == 0) fail("key_tokens is 0; it must be at least 1");
     for (const GroupSpec& group : config.groups) {
         if (group.block_tokens == 0 || group.block_tokens % config.key_tokens != 0) {
@@ -150,19 +154,7 @@ KvSequence FlatKv::open(const Match& match, std::uint64_t session) {
     return sequence;
 }
 
-std::uint32_t FlatKv::num_evicted_tokens(std::span<const Digest> keys, const Match& match) const noexcept {
-    // One group stands for all. A group of full attention knows every block of the prefix.
-    GroupId group = 0;
-    while (group < config_.groups.size() && config_.groups[group].retention != Retention::kFull) ++group;
-    if (group == config_.groups.size()) return 0;
-    std::uint32_t num_keys = 0;
-    for (std::size_t index = match.num_tokens / config_.key_tokens; index < keys.size(); ++index) {
-        const bool is_there = pool_.find(keys[index], group) != kNullBlock;
-        if (!is_there && !pool_.was_evicted(keys[index], group)) break;
-        num_keys += !is_there;
-    }
-    return num_keys * config_.key_tokens;
-}
+std::uint32_t FlatKv::max_keys() const noexcept { return config_.num_blocks * most_units(config_); }
 
 std::uint32_t FlatKv::fitting_tokens(const KvSequence& sequence, std::uint32_t num_tokens,
                                      std::uint32_t num_blocks) const noexcept {

@@ -10,6 +10,7 @@
 #include "kv_flat/csrc/group_spec.h"
 #include "kv_flat/csrc/joint_match.h"
 #include "kv_flat/csrc/kv_sequence.h"
+#include "kv_flat/csrc/lost_tokens.h"
 
 namespace tokenspeed::kv_flat {
 
@@ -77,8 +78,13 @@ class FlatKv {
     /// are worth.
     [[nodiscard]] BlockPool::Run depart(const Departure& departure) { return pool_.open_run(departure); }
 
-    /// Tokens right behind a match that were cached once and then evicted: what a larger pool would have hit too.
-    [[nodiscard]] std::uint32_t num_evicted_tokens(std::span<const Digest> keys, const Match& match) const noexcept;
+    /// Tokens right behind a match that had been computed before, by why they are lost.
+    /// @param max_tokens the match could not have been longer
+    [[nodiscard]] LostTokens lost_tokens(std::span<const Digest> keys, std::uint32_t max_tokens,
+                                         const Match& match) const noexcept;
+
+    /// Keys that a pool of this size can hold.
+    [[nodiscard]] std::uint32_t max_keys() const noexcept;
 
     /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
     [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens);

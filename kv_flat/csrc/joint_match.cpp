@@ -91,11 +91,7 @@ std::uint32_t JointMatcher::full_prefix(const Search& search, GroupId group, std
     const std::uint32_t num_units = block_tokens / key_tokens_;
     const std::uint32_t num_whole = max_tokens / block_tokens;
     blocks.reserve(num_whole + 1);
-    while (blocks.size() < num_whole) {
-        const BlockId block = pool_.find(search.keys[(blocks.size() + 1) * num_units - 1], group);
-        if (block == kNullBlock) break;
-        blocks.push_back(block);
-    }
+    pool_.find_run(search.keys, num_units - 1, num_units, num_whole, group, blocks);
     std::uint32_t length = static_cast<std::uint32_t>(blocks.size()) * block_tokens;
     const std::uint32_t tail_units = std::min(max_tokens - length, block_tokens) / key_tokens_;
     if (tail_units > 0) {

@@ -27,6 +27,11 @@ class LruEviction final : public EvictionPolicy {
         counts[static_cast<std::size_t>(EvictionKind::kIdle)] = blocks_.size();
         return counts;
     }
+    [[nodiscard]] std::vector<IdleBlock> idle_blocks() const override {
+        std::vector<IdleBlock> places;
+        for (const BlockId block : order()) places.push_back({block, EvictionKind::kIdle, 0, 0, 0});
+        return places;
+    }
     [[nodiscard]] double bytes_per_block() const noexcept override { return 0.0; }
     [[nodiscard]] std::vector<BlockId> order() const override {
         std::vector<BlockId> order;

@@ -2,71 +2,93 @@
 #include "kv_flat/csrc/prefix_index.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 namespace tokenspeed::kv_flat {
+namespace {
+
+// So many lookups of a run wait for memory at the same time.
+constexpr std::size_t kBatch = 32;
+
+}  // namespace
 
 PrefixIndex::PrefixIndex(std::uint32_t num_blocks)
-    : entries_(num_blocks),
+    : keys_(num_blocks),
+      groups_(num_blocks, kNoGroup),
       slots_(std::bit_ceil(std::size_t{num_blocks} * 2)),  // load at most one half: probes stay short
       mask_(static_cast<std::uint32_t>(slots_.size() - 1)) {}
 
-std::uint64_t PrefixIndex::hash(const Digest& key, GroupId group) noexcept {
-    return key.leading_bits() ^ (std::uint64_t{group} * 0x9E3779B97F4A7C15ULL);
-}
-
-std::uint32_t PrefixIndex::home(std::uint64_t hash_value) const noexcept {
-    return static_cast<std::uint32_t>(hash_value) & mask_;
-}
-
 BlockId PrefixIndex::find(const Digest& key, GroupId group) const noexcept {
-    const std::uint64_t wanted = hash(key, group);
-    const auto tag = static_cast<std::uint32_t>(wanted >> 32U);
-    for (std::uint32_t i = home(wanted);; i = (i + 1) & mask_) {
-        const Slot& slot = slots_[i];
-        if (slot.block == kNullBlock) return kNullBlock;
-        if (slot.tag != tag) continue;
-        const Entry& entry = entries_[slot.block];
-        if (entry.group == group && entry.key == key) return slot.block;
+    auto [at, tag] = probe(key, group);
+    while (true) {
+        const BlockId block = next_candidate(at, tag);
+        if (block == kNullBlock || keys_[block].key == key) return block;
+        at = (at + 1) & mask_;
+    }
+}
+
+void PrefixIndex::find_run(std::span<const Digest> keys, std::size_t first, std::size_t stride, std::size_t count,
+                           GroupId group, std::vector<BlockId>& blocks) const {
+    std::array<Probe, kBatch> probes;
+    std::array<BlockId, kBatch> candidates;
+    while (count > 0) {
+        const std::size_t size = std::min(count, kBatch);
+        for (std::size_t i = 0; i < size; ++i) {
+            probes[i] = probe(keys[first + i * stride], group);
+            __builtin_prefetch(&slots_[probes[i].home]);
+        }
+        for (std::size_t i = 0; i < size; ++i) {
+            candidates[i] = next_candidate(probes[i].home, probes[i].tag);
+            __builtin_prefetch(&keys_[candidates[i]]);
+        }
+        for (std::size_t i = 0; i < size; ++i) {
+            const Digest& key = keys[first + i * stride];
+            const bool is_found = candidates[i] != kNullBlock && keys_[candidates[i]].key == key;
+            const BlockId block = is_found ? candidates[i] : find(key, group);
+            if (block == kNullBlock) return;
+            blocks.push_back(block);
+        }
+        first += size * stride;
+        count -= size;
     }
 }
 
 bool PrefixIndex::insert(const Digest& key, GroupId group, BlockId block) noexcept {
     if (find(key, group) != kNullBlock) return false;
-    const std::uint64_t value = hash(key, group);
-    std::uint32_t i = home(value);
-    while (slots_[i].block != kNullBlock) i = (i + 1) & mask_;
-    slots_[i] = {block, static_cast<std::uint32_t>(value >> 32U)};
-    entries_[block] = {key, group};
+    auto [at, tag] = probe(key, group);
+    while (slots_[at].block != kNullBlock) at = (at + 1) & mask_;
+    slots_[at] = {block, tag};
+    keys_[block].key = key;
+    groups_[block] = static_cast<std::uint8_t>(group);
     ++size_;
     return true;
 }
 
 void PrefixIndex::erase(BlockId block) noexcept {
-    std::uint32_t hole = home(hash(entries_[block].key, entries_[block].group));
+    std::uint32_t hole = probe(key(block), group(block)).home;
     while (slots_[hole].block != block) hole = (hole + 1) & mask_;
     // Close the hole: move back every later slot of the run that may stand there, so that no probe ends too early.
     for (std::uint32_t i = (hole + 1) & mask_; slots_[i].block != kNullBlock; i = (i + 1) & mask_) {
-        const Entry& entry = entries_[slots_[i].block];
-        const std::uint32_t wanted = home(hash(entry.key, entry.group));
+        const std::uint32_t wanted = probe(key(slots_[i].block), group(slots_[i].block)).home;
         if (((i - wanted) & mask_) < ((i - hole) & mask_)) continue;
         slots_[hole] = slots_[i];
         hole = i;
     }
     slots_[hole] = {};
-    entries_[block].group = kNoGroup;
+    groups_[block] = kNoGroup;
     --size_;
 }
 
 void PrefixIndex::clear() noexcept {
     std::ranges::fill(slots_, Slot{});
-    for (Entry& entry : entries_) entry.group = kNoGroup;
+    std::ranges::fill(groups_, kNoGroup);
     size_ = 0;
 }
 
 double PrefixIndex::bytes_per_block() const noexcept {
-    const auto bytes = entries_.size() * sizeof(Entry) + slots_.size() * sizeof(Slot);
-    return static_cast<double>(bytes) / static_cast<double>(entries_.size());
+    const auto bytes = keys_.size() * (sizeof(KeyLine) + sizeof(groups_[0])) + slots_.size() * sizeof(Slot);
+    return static_cast<double>(bytes) / static_cast<double>(keys_.size());
 }
 
 }  // namespace tokenspeed::kv_flat

@@ -72,9 +72,12 @@ void SessionEviction::dequeue(RunId run) noexcept {
 }
 
 void SessionEviction::move(RunId run, Place place, double key_s) {
+    Run& entry = runs_[run];
     dequeue(run);
-    runs_[run].place = place;
-    runs_[run].key_s = key_s;
+    count(entry) -= entry.blocks.size();
+    entry.place = place;
+    count(entry) += entry.blocks.size();
+    entry.key_s = key_s;
     enqueue(run);
 }
 
@@ -129,8 +132,10 @@ void SessionEviction::close_run() noexcept {
     Run& run = runs_[open_run_];
     if (run.blocks.empty()) return recycle_if_empty(open_run_);
     if (run.place == Place::kPinned && pins_too_much()) {
+        count(run) -= run.blocks.size();
         run.place = Place::kIdle;
         run.key_s = run.idle_key_s;
+        count(run) += run.blocks.size();
     }
     run.num_pinned = run.place == Place::kPinned ? run.blocks.size() : 0;
     enqueue(open_run_);
@@ -163,11 +168,13 @@ SessionEviction::RunId SessionEviction::run_for(BlockId block) {
 void SessionEviction::add(BlockId block) noexcept {
     const RunId run = run_for(block);
     runs_[run].blocks.push_back(links_, block);
+    ++count(runs_[run]);
     run_of_[block] = {run, runs_[run].generation};
 }
 
 void SessionEviction::take_out(BlockId block, RunId run) noexcept {
     runs_[run].blocks.erase(links_, block);
+    --count(runs_[run]);
     recycle_if_empty(run);
 }
 
@@ -187,7 +194,9 @@ void SessionEviction::supersede(RunId run, std::uint64_t session) noexcept {
     Run& entry = runs_[run];
     const bool named = entry.session != 0 && session != 0;
     if (entry.place == Place::kPinned || (named && entry.session != session)) return;
+    count(entry) -= entry.blocks.size();
     entry.superseded = true;
+    count(entry) += entry.blocks.size();
     if (guesses_.are_good()) move(run, Place::kSpent, entry.idle_key_s);
 }
 
@@ -250,13 +259,19 @@ Victim SessionEviction::pop() noexcept {
     return victim;
 }
 
-CountsByKind SessionEviction::num_blocks() const {
-    CountsByKind counts{};
+std::vector<IdleBlock> SessionEviction::idle_blocks() const {
+    std::vector<IdleBlock> places;
+    std::vector<BlockId> blocks;
     for (const Queue& queue : queues_) {
-        for (const QueueKey& key : queue)
-            counts[static_cast<std::size_t>(kind_of(runs_[key.run]))] += runs_[key.run].blocks.size();
+        for (const QueueKey& key : queue) {
+            const Run& run = runs_[key.run];
+            blocks.clear();
+            run.blocks.append_to(blocks, links_, links_.size());
+            auto depth = static_cast<std::uint32_t>(blocks.size());
+            for (const BlockId block : blocks) places.push_back({block, kind_of(run), key.run, --depth, run.session});
+        }
     }
-    return counts;
+    return places;
 }
 
 double SessionEviction::bytes_per_block() const noexcept {

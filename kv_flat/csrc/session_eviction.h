@@ -38,7 +38,8 @@ class SessionEviction final : public EvictionPolicy {
     void settle(std::uint64_t session) noexcept override;
     void remove(BlockId block) noexcept override;
     [[nodiscard]] Victim pop() noexcept override;
-    [[nodiscard]] CountsByKind num_blocks() const override;
+    [[nodiscard]] CountsByKind num_blocks() const override { return num_blocks_; }
+    [[nodiscard]] std::vector<IdleBlock> idle_blocks() const override;
     [[nodiscard]] double bytes_per_block() const noexcept override;
     [[nodiscard]] std::vector<BlockId> order() const override;
 
@@ -83,6 +84,9 @@ class SessionEviction final : public EvictionPolicy {
     void enqueue(RunId run);
     void dequeue(RunId run) noexcept;
     void move(RunId run, Place place, double key_s);
+    [[nodiscard]] std::uint64_t& count(const Run& run) noexcept {
+        return num_blocks_[static_cast<std::size_t>(kind_of(run))];
+    }
     [[nodiscard]] double wait_s(const Run& run) const noexcept;
     void recycle_if_empty(RunId run) noexcept;
     void take_out(BlockId block, RunId run) noexcept;
@@ -112,6 +116,7 @@ class SessionEviction final : public EvictionPolicy {
     double plain_time_s_ = -1.0;
     std::vector<RunRef> adopted_from_;  // runs that lost blocks since the last settle
     Guesses guesses_;
+    CountsByKind num_blocks_{};  // kept in step with every run's blocks and place
 };
 
 }  // namespace tokenspeed::kv_flat

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "kv_flat/csrc/flat_kv.h"
+#include "kv_flat/csrc/isolation_watch.h"
 #include "scheduler_fsm/csrc/execution_plan.h"
 #include "scheduler_fsm/csrc/pace/pace_control.h"
 #include "scheduler_fsm/csrc/request_slot.h"
@@ -24,8 +25,13 @@ struct Counters {
     std::uint64_t num_readmissions = 0;  ///< the same three for requests that come back after a retraction
     std::uint64_t num_readmission_queried_tokens = 0;
     std::uint64_t num_readmission_hit_tokens = 0;
-    std::uint64_t num_evicted_hit_tokens = 0;  ///< computed again at an admission because they had been evicted
-    std::uint64_t num_cache_lookups = 0;       ///< prefix lookups, admitted or not
+    // Tokens computed again at an admission: had been evicted; were cached, but not up to where a match may end;
+    // lacked the part of a group that keeps less than everything; were cached under another salt or adapter.
+    std::uint64_t num_evicted_hit_tokens = 0;
+    std::uint64_t num_granularity_lost_tokens = 0;
+    std::uint64_t num_missing_state_tokens = 0;
+    std::uint64_t num_isolated_tokens = 0;
+    std::uint64_t num_cache_lookups = 0;  ///< prefix lookups, admitted or not
     std::uint64_t num_retractions = 0;
     std::uint64_t num_block_copies = 0;      ///< blocks copied because a match ended inside them
     std::uint64_t num_stateless_tokens = 0;  ///< cached in all groups but those with states, and computed again
@@ -41,6 +47,7 @@ struct EngineState {
     explicit EngineState(SchedulerConfig checked_config)
         : config(std::move(checked_config)),
           kv(config.kv),
+          isolation(kv.max_keys()),
           slots(config.max_num_seqs),
           encoder_cache(config.encoder.cache_embeds),
           adapters(config.max_adapters),
@@ -49,6 +56,7 @@ struct EngineState {
     SchedulerConfig config;
     // Requests hold blocks, slots and encoder outputs, so the table is destroyed before the pools.
     kv_flat::FlatKv kv;
+    kv_flat::IsolationWatch isolation;
     SlotPool slots;
     EncoderCache encoder_cache;
     RequestTable requests;

@@ -14,6 +14,7 @@ Request::Request(RequestSpec spec, RequestHandle handle_, OrderKey order_)
       hints(spec.hints),
       tokens(std::move(spec.prompt.tokens)),
       chain(std::move(spec.prompt.chain)),
+      content_marks(std::move(spec.prompt.content_marks)),
       num_prompt_tokens(static_cast<std::uint32_t>(tokens.size())),
       ready(spec.ready) {}
 

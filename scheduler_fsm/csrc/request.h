@@ -30,6 +30,7 @@ struct PreparedPrompt {
     std::vector<TokenId> tokens;
     kv_flat::KeyChain chain;
     std::vector<EncoderInputSpec> encoder_inputs;
+    std::vector<std::uint32_t> content_marks;  ///< empty: not asked for
 };
 
 struct RequestSpec {
@@ -105,6 +106,7 @@ class Request {
     RequestState state;
     std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output
     kv_flat::KeyChain chain;
+    std::vector<std::uint32_t> content_marks;  ///< of the prompt, until its first admission
     std::uint32_t num_prompt_tokens;
     std::unique_ptr<EncoderInputs> encoder;  ///< null without encoder inputs
 

@@ -207,6 +207,7 @@ void Scheduler::recompute(RequestHandle handle) {
 
 bool Scheduler::reset_prefix_cache() {
     kv_flat::BlockPool& pool = engine_.kv.pool();
+    engine_.isolation.clear();
     // A copy in flight reads no key: what it holds is no reason to keep the cache.
     if (engine_.num_running() > 0 || engine_.copy_pins.empty()) return pool.clear_cache();
     pool.forget_keys();

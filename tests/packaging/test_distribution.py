@@ -77,7 +77,7 @@ def test_vllm_is_asked_for_by_extras_only(metadata: Message) -> None:
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     plain = {requirement.name for requirement in requirements if requirement.marker is None}
     assert plain == {"numpy", "pluggy", "pydantic", "rich", "typer"}
-    assert set(metadata.get_all("Provides-Extra", [])) == {"vllm", "cpu", "mooncake", "blackwell", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"vllm", "cpu", "mooncake", "blackwell", "pictures", "dev"}
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
@@ -98,6 +98,7 @@ def test_entry_points_of_the_wheel_resolve(installed: Path) -> None:
         "    print(entry.group, entry.name, callable(entry.load()))"
     )
     assert set(run_installed(installed, code).splitlines()) == {
+        "vllm.endpoint_plugins tokenspeed True",
         "vllm.general_plugins tokenspeed True",
         "console_scripts tokenspeed-plugin True",
     }

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm serve --scheduler tokenspeed` with a tiny model: what clients do to it, and what they get back."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from demo.server import VllmServer
 from real_vllm.models import tiny_model
+from tokenspeed_plugin.kv_flat.cli import app as kv_map_app
 
 pytestmark = pytest.mark.real_vllm
 
@@ -18,6 +24,16 @@ MODEL = "tiny"
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 512  # the null block included
 MAX_MODEL_TOKENS = 12_000
+
+
+def endpoint_of(folder: Path) -> str:
+    """A folder for the path that makes vLLM find the endpoint plugin, as an installed package would."""
+    info = folder / "site" / "tokenspeed_endpoint-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenspeed-endpoint\nVersion: 0\n")
+    target = "tokenspeed_plugin.entry_points.endpoint:KvMapEndpoint"
+    (info / "entry_points.txt").write_text(f"[vllm.endpoint_plugins]\ntokenspeed = {target}\n")
+    return str(info.parent)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +53,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
         *("--dtype", "float32", "--max-logprobs", "5", "--gpu-memory-utilization", "0.2"),
     )
     log = tmp_path_factory.mktemp("serving") / "server.log"
-    with VllmServer(
-        tiny_model("qwen3"),
-        arguments,
-        log,
-        {"VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "INFO"},
-    ) as running:
+    environment = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_PLUGINS": "tokenspeed",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    if not entry_points(group="vllm.endpoint_plugins", name="tokenspeed"):  # an older editable installation
+        environment["PYTHONPATH"] = os.pathsep.join([endpoint_of(log.parent), *sys.path])
+    with VllmServer(tiny_model("qwen3"), arguments, log, environment) as running:
         yield running
 
 
@@ -70,6 +89,37 @@ def test_a_repeated_prompt_hits_and_the_counters_say_so(server: VllmServer) -> N
     assert second["choices"][0]["text"] == first["choices"][0]["text"]
     hits = server.metrics()["vllm:prefix_cache_hits_total"] - before.get("vllm:prefix_cache_hits_total", 0)
     assert hits == 288, "nine whole blocks of 32; the last token is always computed"
+
+
+def test_metrics_of_the_kv_cache_move(server: VllmServer) -> None:
+    def value(name: str, label: str) -> float:
+        families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+        (sample,) = (s for f in families for s in f.samples if s.name == name and label in s.labels.values())
+        assert (sample.labels["model_name"], sample.labels["engine"]) == (MODEL, "0")
+        return sample.value
+
+    lost = "vllm:tokenspeed_kv_lost_hit_tokens_total"
+    prompt = words(11, 300)
+    complete(server, prompt, 2, cache_salt="a")
+    before = value(lost, "isolation")
+    complete(server, prompt, 2, cache_salt="b")
+    assert value(lost, "isolation") - before == 288
+    assert value("vllm:tokenspeed_kv_blocks", "cached") >= 18
+    assert value("vllm:tokenspeed_kv_blocks", "in_use") == 0
+    for number in range(60):  # more than the pool holds
+        complete(server, words(300 + number, 300), 1)
+    complete(server, prompt, 2, cache_salt="a")
+    assert value(lost, "evicted") >= 288
+    assert value("vllm:tokenspeed_kv_evictions_total", "idle") > 0
+
+
+def test_the_pool_of_a_running_server_is_drawn(server: VllmServer, tmp_path: Path) -> None:
+    complete(server, words(12, 100), 2, session_id="drawn")
+    svg = tmp_path / "pool.svg"
+    result = CliRunner().invoke(kv_map_app, ["--url", server.url, "--out", str(svg)])
+    assert result.exit_code == 0, result.output
+    assert f"{NUM_BLOCKS - 1} blocks" in result.output
+    assert "drawn / " in svg.read_text()
 
 
 def test_an_oversize_prompt_is_refused_alone(server: VllmServer) -> None:

@@ -76,6 +76,14 @@ def placement(context: typer.Context) -> None:
     room(args=context.args, prog_name="tokenspeed-plugin placement")
 
 
+@app.command(context_settings=_PASS_ON)
+def kv_map(context: typer.Context) -> None:
+    """Draw the KV cache of a running server or of a recorded run (`kv-map --help`)."""
+    from tokenspeed_plugin.kv_flat.cli import app as room
+
+    room(args=context.args, prog_name="tokenspeed-plugin kv-map")
+
+
 def _show(diagnosis: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(diagnosis), indent=2))

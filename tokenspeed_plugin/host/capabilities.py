@@ -201,6 +201,8 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability(
         _STATS + "RequestSpecDecodeMetrics.observe", parameters=("num_draft_tokens", "num_accepted", "detailed")
     ),
+    Capability("vllm.v1.metrics.loggers:StatLoggerManager.__init__", parameters=("vllm_config", "custom_stat_loggers")),
+    Capability("vllm.v1.metrics.loggers:AggregateStatLoggerBase", attributes=("record", "log_engine_initialized")),
     Capability("vllm.v1.metrics.perf:ModelMetrics", attributes=("is_enabled", "get_step_perf_stats_per_gpu")),
     Capability(_STATS + "PrefixCacheStats", fields=("reset", "requests", "queries", "hits"), attributes=("record",)),
     Capability(

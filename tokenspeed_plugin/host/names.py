@@ -77,6 +77,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.perf import ModelMetrics, PerfStats
 from vllm.v1.metrics.stats import (
     KV_FETCH_COMPLETED_WAITING,
@@ -113,6 +114,7 @@ __all__ = [
     "KV_FETCH_WAITING_TO_START",
     "MEDIUM_GPU",
     "MULTIMODAL_REGISTRY",
+    "AggregateStatLoggerBase",
     "AllBlocksCleared",
     "AttentionSpec",
     "BlockHash",

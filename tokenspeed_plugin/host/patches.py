@@ -84,7 +84,32 @@ MERGED_LINEAR = Patch(
     "merged_linear", "vllm.model_executor.layers.linear:MergedColumnParallelLinear.__init__", **_WHOLE
 )
 ROW_LINEAR = Patch("row_linear", "vllm.model_executor.layers.linear:RowParallelLinear.__init__", **_WHOLE)
-PATCHES: tuple[Patch, ...] = (PARSER, ENGINE_CONFIG, BLOCK_HASHER, MERGED_LINEAR, ROW_LINEAR)
+STAT_LOGGERS = Patch(
+    name="stat_loggers",
+    target="vllm.v1.metrics.loggers:StatLoggerManager.__init__",
+    why="vLLM's group of stat-logger plugins turns statistics on for every engine, with --disable-log-stats and with any scheduler",
+    how="passes the logger of the KV cache's metrics to managers of engines with the tokenspeed scheduler, and nothing to others",
+    when="when a configuration with the tokenspeed scheduler is made",
+    goes="when a stat-logger plugin can decline",
+)
+KV_MAP_METHOD = "tokenspeed_kv_map"
+KV_MAP = Patch(
+    name="kv_map",
+    target=f"vllm.v1.engine.core:EngineCore.{KV_MAP_METHOD}",
+    why="a server's routes reach the workers, and fixed methods of the engine core, but no scheduler",
+    how="adds a method that asks the scheduler for a snapshot of its block pool; replaces nothing",
+    when="in development mode, when a tokenspeed scheduler is built",
+    goes="when an endpoint plugin can ask the scheduler",
+)
+PATCHES: tuple[Patch, ...] = (
+    PARSER,
+    ENGINE_CONFIG,
+    BLOCK_HASHER,
+    MERGED_LINEAR,
+    ROW_LINEAR,
+    STAT_LOGGERS,
+    KV_MAP,
+)
 
 
 def install_parser(add_flags: Callable[[Any], None]) -> None:
@@ -158,6 +183,39 @@ def install_block_hasher(factory: BlockHasherFactory, vllm_config: Any, *, has_c
     return True
 
 
+def install_stat_loggers(loggers_for: Callable[[Any], list[type]]) -> None:
+    """Install row `stat_loggers`.
+
+    Args:
+        loggers_for: takes the `VllmConfig` of an engine, returns our loggers for it.
+    """
+    owner, attribute = _owner(STAT_LOGGERS.target)
+    if _name_on(owner, attribute) == STAT_LOGGERS.name:
+        return
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def build(
+        self: Any, vllm_config: Any, engine_idxs: Any = None, custom_stat_loggers: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        # Ours come first: they take out of a report what vLLM's own would not understand.
+        loggers = [*loggers_for(vllm_config), *(custom_stat_loggers or ())]
+        original(self, vllm_config, engine_idxs, loggers or None, *args, **kwargs)
+
+    setattr(owner, attribute, _marked(build, STAT_LOGGERS))
+
+
+def install_kv_map() -> None:
+    """Install row `kv_map`."""
+    owner, attribute = _owner(KV_MAP.target)
+
+    def kv_map(self: Any) -> dict[str, Any]:
+        snapshot: dict[str, Any] = self.scheduler.kv_map()
+        return snapshot
+
+    setattr(owner, attribute, _marked(kv_map, KV_MAP))
+
+
 def remove_block_hasher() -> None:
     """Put vLLM's function back, for a scheduler whose construction fails after it installed its hasher."""
     owner, attribute = _owner(BLOCK_HASHER.target)
@@ -204,7 +262,7 @@ def _marked(function: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
 
 def _name_on(owner: Any, attribute: str) -> str | None:
-    name = getattr(getattr(owner, attribute), _MARK, None)
+    name = getattr(getattr(owner, attribute, None), _MARK, None)
     return None if name is None else str(name)
 
 

@@ -9,9 +9,10 @@ from tokenspeed_plugin.host import engine_gate, patches, placed_models
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.check import HostReport, check_start, missing_of
 from tokenspeed_plugin.host.log import is_main_process, logger
+from tokenspeed_plugin.host.schedulers import is_tokenspeed
 
 
-def install(add_flags: Callable[[Any, str | None], None]) -> HostReport:
+def install(add_flags: Callable[[Any, str | None], None], stat_loggers: Callable[[], list[type]] = list) -> HostReport:
     """Install the parser hook and the start-up gate.
 
     On a vLLM that is not supported the plugin is off, which one line says. What can still be patched is, so that asking for
@@ -19,6 +20,7 @@ def install(add_flags: Callable[[Any, str | None], None]) -> HostReport:
 
     Args:
         add_flags: called as `add_flags(parser, reason)`; `reason` says why the plugin is off, None when it is on.
+        stat_loggers: our loggers for an engine with the tokenspeed scheduler.
 
     Returns:
         What the check of the host found.
@@ -30,9 +32,22 @@ def install(add_flags: Callable[[Any, str | None], None]) -> HostReport:
     if _is_there(patches.PARSER):
         patches.install_parser(lambda parser: add_flags(parser, reason))
     if _is_there(patches.ENGINE_CONFIG):
-        patches.install_engine_config(engine_gate.create_engine_config)
+        patches.install_engine_config(_engine_config_with(stat_loggers))
     placed_models.install_inherited()
     return report
+
+
+def _engine_config_with(stat_loggers: Callable[[], list[type]]) -> Callable[..., Any]:
+    def loggers_for(vllm_config: Any) -> list[type]:
+        return stat_loggers() if is_tokenspeed(vllm_config.scheduler_config.scheduler_cls) else []
+
+    def create(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
+        config = engine_gate.create_engine_config(original, engine_args, *args, **kwargs)
+        if engine_gate.is_asked(engine_args) and is_tokenspeed(config.scheduler_config.scheduler_cls):
+            patches.install_stat_loggers(loggers_for)
+        return config
+
+    return create
 
 
 @cache

@@ -134,6 +134,9 @@ py::dict Core::counters() const {
     values["encoder_evictions"] = encoders.counters().num_evictions;
     values["encoder_held_embeds"] = encoders.num_held_embeds();
     values["evicted_hit_tokens"] = counters.num_evicted_hit_tokens;
+    values["granularity_lost_tokens"] = counters.num_granularity_lost_tokens;
+    values["missing_state_tokens"] = counters.num_missing_state_tokens;
+    values["isolated_tokens"] = counters.num_isolated_tokens;
     values["evictions"] = pool.num_evictions();
     values["usable_blocks"] = pool.num_usable();
     values["free_blocks"] = pool.num_free();

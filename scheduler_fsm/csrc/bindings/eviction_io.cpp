@@ -34,7 +34,8 @@ void bind_eviction(py::module_& module) {
                  return SessionHints{number, ends, return_in_s, pin_s};
              }),
              py::kw_only(), py::arg("session") = "", py::arg("ends") = false, py::arg("return_in_s") = -1.0,
-             py::arg("pin_s") = 0.0);
+             py::arg("pin_s") = 0.0)
+        .def_readonly("session", &SessionHints::session);
 }
 
 py::dict eviction_counts(const kv_flat::BlockPool& pool) {

@@ -12,7 +12,7 @@ namespace py = pybind11;
 /// EvictionSpec and SessionHints for Python.
 void bind_eviction(py::module_& module);
 
-/// Evictions and cached blocks by kind, and blank blocks. O(sequences that left blocks): not for every step.
+/// Evictions and cached blocks by kind, and blank blocks.
 [[nodiscard]] py::dict eviction_counts(const kv_flat::BlockPool& pool);
 
 }  // namespace tokenspeed::bindings

@@ -6,6 +6,7 @@
 #include "scheduler_fsm/csrc/bindings/core.h"
 #include "scheduler_fsm/csrc/bindings/eviction_io.h"
 #include "scheduler_fsm/csrc/bindings/kv_replay.h"
+#include "scheduler_fsm/csrc/bindings/kv_report.h"
 #include "scheduler_fsm/csrc/bindings/pace_io.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/transfers.h"
@@ -122,7 +123,8 @@ void bind_requests(py::module_& module) {
         });
     module.def("prepare_prompt", &bindings::prepare_prompt, py::kw_only(), py::arg("tokens"), py::arg("key_tokens"),
                py::arg("salt") = "", py::arg("adapter") = "", py::arg("content_spans") = py::list(),
-               py::arg("encoder_inputs") = py::list(), py::arg("lookahead_tokens") = 0);
+               py::arg("encoder_inputs") = py::list(), py::arg("lookahead_tokens") = 0,
+               py::arg("marks_content") = false);
     py::class_<StopRules>(module, "StopRules")
         .def(py::init([](std::optional<std::int32_t> eos, std::vector<std::int32_t> stops, std::uint32_t min_tokens,
                          std::uint32_t max_tokens, std::tuple<std::uint32_t, std::uint32_t, std::uint32_t> repetition) {
@@ -220,6 +222,8 @@ void bind_core(py::module_& module) {
         .def("counters", &Core::counters)
         .def("eviction_counts",
              [](const Core& core) { return bindings::eviction_counts(core.scheduler().state().kv.pool()); })
+        .def("kv_gauges", [](const Core& core) { return bindings::kv_gauges(core.scheduler().state()); })
+        .def("kv_map", [](const Core& core) { return bindings::kv_map(core.scheduler().state()); })
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })

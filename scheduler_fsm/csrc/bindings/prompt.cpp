@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "kv_flat/csrc/isolation_watch.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
 
 namespace tokenspeed::bindings {
@@ -28,7 +29,7 @@ std::vector<kv_flat::TokenId> read_tokens(const py::handle& sequence, const char
 scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans,
-    const std::vector<EncoderInputTuple>& encoder_inputs, std::uint32_t lookahead_tokens) {
+    const std::vector<EncoderInputTuple>& encoder_inputs, std::uint32_t lookahead_tokens, bool marks_content) {
     scheduler_fsm::PreparedPrompt prompt;
     prompt.tokens = read_tokens(tokens, "the prompt");
     kv_flat::KeyContext context{std::move(salt), std::move(adapter), {}, lookahead_tokens};
@@ -44,6 +45,7 @@ scheduler_fsm::PreparedPrompt prepare_prompt(
         const py::gil_scoped_release unlocked;
         prompt.chain = kv_flat::KeyChain(key_tokens, std::move(context));
         prompt.chain.extend(prompt.tokens);
+        if (marks_content) prompt.content_marks = kv_flat::content_marks(prompt.tokens, key_tokens);
     }
     return prompt;
 }

@@ -24,9 +24,10 @@ using EncoderInputTuple =
 
 /// Reads and hashes a prompt. Hashing runs without the GIL: it is called from EngineCore's input thread, beside the
 /// step.
+/// @param marks_content also mark what the tokens are, whatever the salt and the adapter
 [[nodiscard]] scheduler_fsm::PreparedPrompt prepare_prompt(
     const py::list& tokens, std::uint32_t key_tokens, std::string salt, std::string adapter,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& content_spans,
-    const std::vector<EncoderInputTuple>& encoder_inputs, std::uint32_t lookahead_tokens);
+    const std::vector<EncoderInputTuple>& encoder_inputs, std::uint32_t lookahead_tokens, bool marks_content);
 
 }  // namespace tokenspeed::bindings

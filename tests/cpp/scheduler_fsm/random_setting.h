@@ -95,6 +95,7 @@ inline Setting random_setting(Dice& dice) {
         config.kv.num_blocks += dice.between(2, 6);
     }
     config.kv.record_events = dice.one_in(4);
+    if (config.kv.num_blocks % 2 == 1) config.kv.eviction.name = "lru";
     config.max_model_tokens = dice.between(16, 60);
     config.reserve_full_sequence = !dice.one_in(4);
     config.watermark = dice.one_in(3) ? 0.1 : 0.0;

@@ -5,6 +5,7 @@
 // Seeds throw the dice in random_seeds_test, bytes in the fuzzer.
 #include <deque>
 
+#include "tests/cpp/scheduler_fsm/event_replica.h"
 #include "tests/cpp/scheduler_fsm/random_setting.h"
 
 namespace tokenspeed::scheduler_fsm::testing {
@@ -21,14 +22,14 @@ class World {
     void run() {
         for (int i = 0; i < kNumEvents && !dice_.is_exhausted(); ++i) {
             happen();
-            scheduler_.check_integrity();
+            check();
         }
         for (Client& client : clients_) open_gate(client);
         for (int i = 0; num_open() > 0; ++i) {
             require(i < kMaxDrainSteps, "requests stay open");
             while (results_.size() >= setting_.depth || (!results_.empty() && dice_.one_in(3))) advance();
             plan({});
-            scheduler_.check_integrity();
+            check();
         }
         while (!results_.empty()) advance();
         require(scheduler_.reset_prefix_cache());
@@ -44,6 +45,11 @@ class World {
     [[nodiscard]] bool has_states() const noexcept { return scheduler_.state().kv.state_block_tokens() > 0; }
 
   private:
+    void check() {
+        scheduler_.check_integrity();
+        if (setting_.config.kv.record_events) replica_.follow(scheduler_.kv().pool());
+    }
+
     void happen() {
         const std::uint32_t what = dice_.below(100);
         if (what < 12) {
@@ -311,6 +317,7 @@ class World {
     Setting setting_;
     Scheduler scheduler_;
     KvMemory memory_;
+    EventReplica replica_;
     std::deque<Client> clients_;
     std::deque<Result> results_;
     std::uint32_t num_finished_ = 0;

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV cache at `/metrics`: what happens in the scheduler stands in the real Prometheus registry, beside vLLM's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from exact.timeline import Timeline
+from exact.workload import words
+from prometheus_client import REGISTRY
+from scheduler_knobs import Group, Knobs
+from vllm.v1.metrics.loggers import StatLoggerManager
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from tokenspeed_plugin.entry_points.stats import KvCacheStatLogger
+from tokenspeed_plugin.host import patches
+from tokenspeed_plugin.scheduler_fsm import kv_cache_report
+
+pytestmark = pytest.mark.host_matrix
+REASONS = ("evicted", "granularity", "missing_state", "isolation")
+
+
+class Watched(Timeline):
+    """Every report goes through the manager that vLLM's engines have."""
+
+    def __init__(self, knobs: Knobs, scheduler: str = "tokenspeed") -> None:
+        super().__init__(scheduler, knobs)
+        self.config = self.harness.vllm_config
+        loggers = [KvCacheStatLogger] if scheduler == "tokenspeed" else []
+        self.manager = StatLoggerManager(self.config, [0], loggers, enable_default_loggers=True)
+        self.manager.log_engine_initialized()
+        self.left_over: list[dict[str, int]] = []
+
+    def _note_outputs(self, outputs: Any) -> Any:
+        for batch in outputs.values():
+            if batch.scheduler_stats is not None:
+                self.manager.record(batch.scheduler_stats, None)
+                self.left_over.append(dict(batch.scheduler_stats.num_kv_fetch_reqs_by_stage))
+        return super()._note_outputs(outputs)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        labels = {"model_name": self.config.model_config.served_model_name, "engine": "0", **labels}
+        return REGISTRY.get_sample_value(f"vllm:tokenspeed_kv_{name}", labels)
+
+    def lost(self) -> dict[str, float]:
+        """Lost tokens by reason, without zeros."""
+        values = {reason: self.value("lost_hit_tokens_total", reason=reason) for reason in REASONS}
+        assert None not in values.values(), "every reason is shown, also before it happens"
+        return {reason: value for reason, value in values.items() if value}
+
+    def serve(self, name: str, prompt: list[int], **fields: Any) -> None:
+        self.submit(name, prompt, 1, **fields)
+        self.finish()
+
+
+@pytest.fixture(autouse=True)
+def clean_registry() -> Iterator[None]:
+    yield
+    unregister_vllm_metrics()
+
+
+def test_what_was_evicted_is_named_as_lost() -> None:
+    run = Watched(Knobs(groups=(Group(4),), num_blocks=8))
+    run.serve("first", words(1, 16))
+    assert run.lost() == {}
+    run.serve("other", words(2, 32))
+    run.serve("again", words(1, 16))
+    # Of the four blocks all are gone; the last token is computed in any case.
+    assert run.lost() == {"evicted": 12.0}
+    assert run.value("evictions_total", kind="idle") == run.scheduler._core.counters()["evictions"] > 0
+
+
+def test_what_a_match_had_to_leave_is_named_as_granularity() -> None:
+    run = Watched(Knobs(groups=(Group(8),), num_blocks=20, match_tokens=2))
+    # A block that is written in the same step cannot be copied from.
+    run.submit("first", words(1, 14), 1)
+    run.submit("twin", words(1, 14), 1)
+    run.finish()
+    assert run.lost() == {"granularity": 4.0}
+    assert run.value("block_copies_total") == 0
+    run.serve("later", words(1, 13) + words(9, 4))
+    assert run.value("block_copies_total") == run.scheduler._core.counters()["block_copies"] == 1
+
+
+def test_what_a_window_no_longer_holds_is_named_as_missing_state() -> None:
+    run = Watched(Knobs(groups=(Group(4), Group(4, 4)), num_blocks=24, max_num_seqs=2))
+    run.submit("long", words(1, 40), 20)
+    run.ticks(4)
+    for number in range(4):
+        run.submit(f"other{number}", words(5 + number, 20), 1)
+        run.ticks(3)
+    run.submit("again", words(1, 16) + words(9, 4), 1)
+    run.finish()
+    assert run.lost()["missing_state"] == 16.0
+
+
+def test_what_a_salt_hides_is_named_as_isolation() -> None:
+    run = Watched(Knobs(groups=(Group(4),), num_blocks=40))
+    run.serve("mine", words(1, 16), cache_salt="a")
+    run.serve("theirs", words(1, 12) + words(2, 8), cache_salt="b")
+    assert run.lost() == {"isolation": 12.0}
+    run.serve("mine again", words(1, 16), cache_salt="a")
+    assert run.lost() == {"isolation": 12.0}, "what is cached under the own salt is no loss"
+    run.serve("new", words(3, 16))
+    assert run.lost() == {"isolation": 12.0}
+
+
+def test_blocks_and_fragmentation_follow_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_report, "PERIOD_S", 0.0)
+    run = Watched(Knobs(groups=(Group(16),), num_blocks=10))
+
+    def blocks() -> dict[str, float | None]:
+        return {state: run.value("blocks", state=state) for state in ("free", "cached", "pinned", "in_use")}
+
+    run.submit("running", words(1, 18), 4)
+    run.ticks(2)
+    assert blocks() == {"free": 8, "cached": 0, "pinned": 0, "in_use": 2}
+    assert run.value("fragmentation_perc") == pytest.approx((32 - 18) / 32, abs=0.07)
+    run.finish()
+    run.serve("pinned", words(2, 32), extra={"extra_args": {"kv_pin_s": 600}})
+    assert blocks() == {"free": 7, "cached": 1, "pinned": 2, "in_use": 0}
+    assert run.value("fragmentation_perc") == 0
+
+
+def test_nothing_of_it_reaches_the_loggers_of_vllm() -> None:
+    run = Watched(Knobs(groups=(Group(4),), num_blocks=40))
+    run.serve("one", words(1, 16))
+    assert run.left_over
+    assert all(not left for left in run.left_over)
+    run.manager.log()
+
+
+def test_a_second_engine_in_the_process_starts_anew() -> None:
+    for _ in range(2):
+        run = Watched(Knobs(groups=(Group(4),), num_blocks=8))
+        run.serve("first", words(1, 16))
+        run.serve("other", words(2, 32))
+        run.serve("again", words(1, 16))
+        assert run.lost() == {"evicted": 12.0}
+
+
+def test_a_step_in_between_costs_one_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_report, "PERIOD_S", 3600.0)
+    run = Watched(Knobs(groups=(Group(4),), num_blocks=40))
+    report = run.scheduler._statistics._kv_cache
+    run.submit("one", words(1, 16), 20)
+    run.ticks(3)
+    report._core = SimpleNamespace(num_running=1)  # any other question would fail
+    run.ticks(10)
+
+
+def test_only_engines_with_the_scheduler_get_the_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(StatLoggerManager, "__init__", lambda self, *args, **kwargs: built.append((args, kwargs)))
+    patches.install_stat_loggers(lambda config: [KvCacheStatLogger] if config == "ours" else [])
+    patches.install_stat_loggers(lambda config: [])
+    assert patches.STAT_LOGGERS.is_installed
+    StatLoggerManager("ours", custom_stat_loggers=["theirs"], client_count=2)
+    StatLoggerManager(vllm_config="stock", engine_idxs=[0], custom_stat_loggers=None)
+    assert [args[2] for args, _ in built] == [[KvCacheStatLogger, "theirs"], None]
+    assert built[0][1] == {"client_count": 2}
