@@ -84,6 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_replay", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, without the conversation trace")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help=f"how sessions of coding agents are spread over the hour (default: {' '.join(map(str, SEEDS))})",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is not met")
     options = parser.parse_args(arguments)
@@ -91,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not folder:
         parser.error("TOKENSPEED_TRACES is not set; it must name the folder with the traces (see benchmarks/README.md)")
     cells = []
-    seeds = SEEDS[:1] if options.quick else SEEDS
+    seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
     for seed in seeds:
         trace = coding_agent(Path(folder), BLOCK_TOKENS, seed)
         cells += cells_of(trace, seed, POOL_SHARES, with_stock=seed == seeds[0])

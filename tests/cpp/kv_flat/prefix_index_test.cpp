@@ -60,4 +60,29 @@ TEST_CASE("keys that share all leading bits are still different keys") {
     CHECK(index.find(crowded(0), 0) == 1);
 }
 
+TEST_CASE("a run of lookups ends where single ones find nothing") {
+    constexpr std::uint32_t kNumBlocks = 400;
+    std::mt19937_64 random(23);
+    for (int round = 0; round < 50; ++round) {
+        PrefixIndex index(kNumBlocks);
+        std::vector<Digest> keys;
+        for (std::uint32_t i = 0; i < 300; ++i) {
+            keys.push_back(crowded(random()));
+            if (random() % 60 != 0) index.insert(keys.back(), 1, 1 + i);
+        }
+        const std::size_t stride = 1 + random() % 3;
+        const std::size_t first = random() % stride;
+        const std::size_t count = (keys.size() - first) / stride;
+        std::vector<BlockId> expected;
+        for (std::size_t i = 0; i < count && index.find(keys[first + i * stride], 1) != kNullBlock; ++i)
+            expected.push_back(index.find(keys[first + i * stride], 1));
+        std::vector<BlockId> found;
+        index.find_run(keys, first, stride, count, 1, found);
+        CHECK(found == expected);
+        found.clear();
+        index.find_run(keys, first, stride, count, 0, found);
+        CHECK(found.empty());
+    }
+}
+
 TEST_CASE("an entry costs little memory") { CHECK(PrefixIndex(100'000).bytes_per_block() <= 72.0); }
