@@ -75,6 +75,7 @@ class _StockManager:
         self._hashes = hashes
         num_blocks = _FILL_PROMPTS * len(hashes)
         keys = [[b"%d" % number + key[2:] for key in hashes] for number in range(10, 9 + _FILL_PROMPTS)]
+        _stock_manager(2, block_tokens)  # imports what it needs
         tracemalloc.start()
         self._manager = _stock_manager(num_blocks + 1, block_tokens)
         self._pool = self._manager.block_pool

@@ -30,9 +30,20 @@ BlockId PrefixIndex::find(const Digest& key, GroupId group) const noexcept {
 
 void PrefixIndex::find_run(std::span<const Digest> keys, std::size_t first, std::size_t stride, std::size_t count,
                            GroupId group, std::vector<BlockId>& blocks) const {
+    const std::size_t begin = blocks.size();
     std::array<Probe, kBatch> probes;
     std::array<BlockId, kBatch> candidates;
-    while (count > 0) {
+    while (true) {
+        // Blocks of a sequence were mostly taken one behind the other: where the last two lie, the next one lies as
+        // well.
+        while (count > 0 && blocks.size() >= begin + 2) {
+            const BlockId next = 2 * blocks.back() - blocks[blocks.size() - 2];
+            if (next >= keys_.size() || groups_[next] != group || keys_[next].key != keys[first]) break;
+            blocks.push_back(next);
+            first += stride;
+            --count;
+        }
+        if (count == 0) return;
         const std::size_t size = std::min(count, kBatch);
         for (std::size_t i = 0; i < size; ++i) {
             probes[i] = probe(keys[first + i * stride], group);
