@@ -54,9 +54,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(
-    params=itertools.product(SHAPES, ["session", "lru"]), ids=lambda shape_and_policy: ", ".join(shape_and_policy)
-)
+@pytest.fixture(params=itertools.product(SHAPES, ["session", "lru"]), ids=", ".join)
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     shape, policy = request.param
     groups, match_tokens = SHAPES[shape]
