@@ -21,8 +21,7 @@ class Replica:
     """A subscriber that keeps the set of stored blocks."""
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
-        is_full = [group.window_tokens is None and not group.keeps_state for group in groups]
-        self.full_groups = {index for index, full in enumerate(is_full) if full}
+        self.num_groups = len(groups)
         self.stored: dict[tuple[int, bytes], Any] = {}
         self.num_clears = 0
 
@@ -32,8 +31,9 @@ class Replica:
             if kind == "BlockStored":
                 key = (event.group_idx, *event.block_hashes)
                 assert key not in self.stored
-                # A state stands alone, and the blocks in front of a window may be gone; full attention reads everything before.
-                is_root = event.parent_block_hash is None or event.group_idx not in self.full_groups
+                # A state stands alone, and the blocks in front of a window may be gone. Where another group cut a match short, a
+                # request computes blocks again whose keys lie elsewhere and may be evicted there.
+                is_root = event.parent_block_hash is None or self.num_groups > 1
                 assert is_root or (event.group_idx, event.parent_block_hash) in self.stored
                 self.stored[key] = event
             elif kind == "BlockRemoved":
