@@ -31,22 +31,28 @@ BlockId PrefixIndex::find(const Digest& key, GroupId group) const noexcept {
 void PrefixIndex::find_run(std::span<const Digest> keys, std::size_t first, std::size_t stride, std::size_t count,
                            GroupId group, std::vector<BlockId>& blocks) const {
     const std::size_t begin = blocks.size();
+    blocks.resize(begin + count);
+    BlockId* const out = blocks.data() + begin;
+    std::size_t num_found = 0;
+    const auto key_at = [&](std::size_t index) -> const Digest& { return keys[first + index * stride]; };
+
+    // Blocks of a sequence were mostly taken one behind the other: where the last two lie, the next one lies as well.
+    const auto extend_by_guess = [&] {
+        if (num_found < 2) return;
+        BlockId last = out[num_found - 1];
+        const BlockId step = last - out[num_found - 2];
+        while (num_found < count) {
+            const BlockId next = last + step;
+            if (next >= keys_.size() || groups_[next] != group || keys_[next].key != key_at(num_found)) return;
+            out[num_found++] = last = next;
+        }
+    };
     std::array<Probe, kBatch> probes;
     std::array<BlockId, kBatch> candidates;
-    while (true) {
-        // Blocks of a sequence were mostly taken one behind the other: where the last two lie, the next one lies as
-        // well.
-        while (count > 0 && blocks.size() >= begin + 2) {
-            const BlockId next = 2 * blocks.back() - blocks[blocks.size() - 2];
-            if (next >= keys_.size() || groups_[next] != group || keys_[next].key != keys[first]) break;
-            blocks.push_back(next);
-            first += stride;
-            --count;
-        }
-        if (count == 0) return;
-        const std::size_t size = std::min(count, kBatch);
+    const auto extend_by_batch = [&](std::size_t end) {
+        const std::size_t size = end - num_found;
         for (std::size_t i = 0; i < size; ++i) {
-            probes[i] = probe(keys[first + i * stride], group);
+            probes[i] = probe(key_at(num_found + i), group);
             __builtin_prefetch(&slots_[probes[i].home]);
         }
         for (std::size_t i = 0; i < size; ++i) {
@@ -54,15 +60,19 @@ void PrefixIndex::find_run(std::span<const Digest> keys, std::size_t first, std:
             __builtin_prefetch(&keys_[candidates[i]]);
         }
         for (std::size_t i = 0; i < size; ++i) {
-            const Digest& key = keys[first + i * stride];
+            const Digest& key = key_at(num_found);
             const bool is_found = candidates[i] != kNullBlock && keys_[candidates[i]].key == key;
             const BlockId block = is_found ? candidates[i] : find(key, group);
             if (block == kNullBlock) return;
-            blocks.push_back(block);
+            out[num_found++] = block;
         }
-        first += size * stride;
-        count -= size;
+    };
+    for (std::size_t end = 0; num_found == end && end < count;) {
+        extend_by_guess();
+        end = std::min(count, num_found + kBatch);
+        extend_by_batch(end);
     }
+    blocks.resize(begin + num_found);
 }
 
 bool PrefixIndex::insert(const Digest& key, GroupId group, BlockId block) noexcept {
