@@ -78,7 +78,7 @@ TEST_CASE("a group that keeps less is named when it lacks its part") {
         KvSequence sequence = kv.open(kv.no_match());
         REQUIRE(kv.extend(sequence, 16));
         kv.publish(sequence, chain, tokens, 16);
-        kv.retire(sequence, 16);
+        kv.retire(sequence, 16, 16);
         serve(kv, numbers(12, 1000));  // evicts what the window left behind
         const Match match = kv.probe(chain.keys(), 11);
         REQUIRE(match.num_tokens == 0);
