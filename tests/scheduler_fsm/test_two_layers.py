@@ -116,6 +116,7 @@ def test_both_ends_of_a_copy_are_held_until_its_step_is_done() -> None:
     run.scheduler.check_integrity()
     output = SimpleNamespace(
         sampled_token_ids=[[7]],
+        req_ids=["fork"],
         req_id_to_index={"fork": 0},
         num_nans_in_logits=None,
         cudagraph_stats=None,
