@@ -119,7 +119,7 @@ def test_the_pool_of_a_running_server_is_drawn(server: VllmServer, tmp_path: Pat
     result = CliRunner().invoke(kv_map_app, ["--url", server.url, "--out", str(svg)])
     assert result.exit_code == 0, result.output
     assert f"{NUM_BLOCKS - 1} blocks" in result.output
-    assert "drawn / " in svg.read_text()
+    assert "<!-- by session and prefix" in svg.read_text()
 
 
 def test_an_oversize_prompt_is_refused_alone(server: VllmServer) -> None:
