@@ -8,6 +8,7 @@ from typing import Any
 
 # By class name, so that this room needs no vLLM. Subclasses are found through the method resolution order, the nearest name first.
 _WINDOWED = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
+_CHUNKED = frozenset({"ChunkedLocalAttentionSpec"})
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _STATE = frozenset({"MambaSpec"})
 # How vLLM's workers place states: by the column of the last token, or (without prefix caching) in one block.
@@ -31,12 +32,14 @@ class Group:
         name: of its first layer, for messages.
         block_tokens: tokens in a block.
         window_tokens: how far back a token reads, itself included; None when it reads everything.
+        window_is_chunk: a token reads back to the last multiple of the window instead (chunked local attention).
         keeps_state: one state stands for all tokens so far (Mamba, GDN, KDA, short convolutions).
     """
 
     name: str
     block_tokens: int
     window_tokens: int | None = None
+    window_is_chunk: bool = False
     keeps_state: bool = False
 
 
@@ -95,16 +98,18 @@ def _group(group: Any, num_context_ranks: int) -> Group:
     name = group.layer_names[0] if group.layer_names else type(spec).__name__
     num_shards = num_context_ranks if getattr(spec, "dcp_sharded", False) else 1
     for cls in type(spec).__mro__:
-        if cls.__name__ in _WINDOWED:
+        if cls.__name__ in _WINDOWED | _CHUNKED:
             if num_shards > 1:
                 msg = f"KV cache group of layer {name!r} is a sliding window; it cannot be sharded over {num_shards} ranks"
                 raise UnsupportedGroupError(msg)
+            if cls.__name__ in _CHUNKED:
+                return Group(name, spec.block_size, spec.attention_chunk_size, window_is_chunk=True)
             return Group(name, spec.block_size, spec.sliding_window)
         if cls.__name__ in _FULL:
             return Group(name, spec.block_size * num_shards)
         if cls.__name__ in _STATE:
             return _state_group(name, spec)
-    known = ", ".join(sorted(_FULL | _WINDOWED | _STATE))
+    known = ", ".join(sorted(_FULL | _WINDOWED | _CHUNKED | _STATE))
     msg = f"KV cache group of layer {name!r} is a {type(spec).__name__}; known kinds: {known}"
     raise UnsupportedGroupError(msg)
 

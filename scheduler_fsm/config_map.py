@@ -109,7 +109,9 @@ def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_
 def _retention(group: Group) -> _core.Retention:
     if group.keeps_state:
         return _core.Retention.STATE
-    return _core.Retention.FULL if group.window_tokens is None else _core.Retention.SLIDING_WINDOW
+    if group.window_tokens is None:
+        return _core.Retention.FULL
+    return _core.Retention.CHUNK if group.window_is_chunk else _core.Retention.SLIDING_WINDOW
 
 
 def runner_protocol(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> _core.RunnerProtocol:

@@ -42,7 +42,14 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -184,6 +191,8 @@ def make_kv_cache_config(knobs: Knobs) -> KVCacheConfig:
             if group.window_tokens is None
             else SlidingWindowSpec(**shape, dtype=dtype, sliding_window=group.window_tokens)
         )
+        if group.window_is_chunk:
+            spec = ChunkedLocalAttentionSpec(**shape, dtype=dtype, attention_chunk_size=group.window_tokens)
         if group.keeps_state:
             mode = "align" if knobs.prefix_caching else "none"
             spec = MambaSpec(

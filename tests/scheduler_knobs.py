@@ -15,16 +15,22 @@ class Group:
     Args:
         block_tokens: tokens in a physical block.
         window_tokens: sliding window, including the token itself; None for full attention.
+        window_is_chunk: the window starts at its last multiple (chunked local attention).
         keeps_state: one running state instead of KV (Mamba and its kin).
     """
 
     block_tokens: int = 4
     window_tokens: int | None = None
+    window_is_chunk: bool = False
     keeps_state: bool = False
 
     def first_visible(self, position: int) -> int:
         """The first token that the one at `position` reads."""
-        return 0 if self.window_tokens is None else max(0, position - self.window_tokens + 1)
+        if self.window_tokens is None:
+            return 0
+        if self.window_is_chunk:
+            return position // self.window_tokens * self.window_tokens
+        return max(0, position - self.window_tokens + 1)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ KvConfig checked(KvConfig config) {
             fail("groups[" + group.name + "].block_tokens is " + std::to_string(group.block_tokens) +
                  "; it must be a positive multiple of key_tokens = " + std::to_string(config.key_tokens));
         }
-        if (group.retention == Retention::kSlidingWindow && group.window_tokens == 0) {
-            fail("groups[" + group.name + "].window_tokens is 0; a sliding window has at least 1 token");
+        const bool is_windowed = group.retention == Retention::kSlidingWindow || group.retention == Retention::kChunk;
+        if (is_windowed && group.window_tokens == 0) {
+            fail("groups[" + group.name + "].window_tokens is 0; a window has at least 1 token");
         }
     }
     if (!(config.residency_sample_rate >= 0.0 && config.residency_sample_rate <= 1.0)) {

@@ -15,6 +15,7 @@ namespace tokenspeed::kv_flat {
 enum class Retention : std::uint8_t {
     kFull,           ///< every token
     kSlidingWindow,  ///< the last `window_tokens` tokens before the one being computed, itself included
+    kChunk,          ///< the tokens since the last multiple of `window_tokens` (chunked local attention)
     kState,          ///< one state, that behind the last token; workers keep it in the column of that token
 };
 
@@ -23,11 +24,12 @@ struct GroupSpec {
     std::string name;
     std::uint32_t block_tokens = 0;
     Retention retention = Retention::kFull;
-    std::uint32_t window_tokens = 0;  ///< kSlidingWindow only
+    std::uint32_t window_tokens = 0;  ///< kSlidingWindow: its length; kChunk: that of a chunk
 
     /// Leading blocks that no token at or after position `num_computed_tokens` reads.
     [[nodiscard]] std::uint32_t num_dead_blocks(std::uint32_t num_computed_tokens) const noexcept {
         if (retention == Retention::kState) return std::max(ceil_div(num_computed_tokens, block_tokens), 1U) - 1;
+        if (retention == Retention::kChunk) return num_computed_tokens / window_tokens * window_tokens / block_tokens;
         if (retention == Retention::kFull || num_computed_tokens + 1 <= window_tokens) return 0;
         return (num_computed_tokens + 1 - window_tokens) / block_tokens;
     }

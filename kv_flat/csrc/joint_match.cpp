@@ -49,6 +49,7 @@ std::uint32_t JointMatcher::joint_prefix(const Search& search, std::uint32_t len
                     shorter = cut_full(search, group, length, blocks[group]);
                     break;
                 case Retention::kSlidingWindow:
+                case Retention::kChunk:
                     shorter = windowed_prefix(search, group, length, blocks[group]);
                     break;
                 case Retention::kState:

@@ -40,6 +40,14 @@ class [[nodiscard]] KvSequence {
     /// Leading columns that hold valid KV from the cache (some only in their first tokens): never to be zeroed.
     [[nodiscard]] std::uint32_t num_warm_blocks(GroupId group) const noexcept { return columns_[group].num_warm; }
 
+    /// Whether its last step left states that may become hittable.
+    [[nodiscard]] bool has_checkpoint() const noexcept {
+        for (const Column& column : columns_) {
+            if (column.checkpoint_tokens > 0) return true;
+        }
+        return false;
+    }
+
     /// Copies that must run before the next step that computes this sequence.
     [[nodiscard]] std::vector<BlockCopy> take_copies() noexcept { return std::exchange(copies_, {}); }
     [[nodiscard]] std::span<const BlockCopy> copies() const noexcept { return copies_; }

@@ -132,6 +132,7 @@ std::uint32_t StepBuilder::chunk_tokens(const Request& request, std::uint32_t nu
 }
 
 void StepBuilder::keep_states(Request& request, std::uint32_t num_tokens) {
+    if (!request.kv()->has_checkpoint()) return;
     const std::uint32_t kept = missing_blocks(request, num_tokens) + reservations.total();
     const std::uint32_t free = engine.kv.pool().num_free();
     const std::uint32_t spare = free > kept ? free - kept : 0;

@@ -152,9 +152,9 @@ def test_kv_cache_groups_of_other_kinds_are_refused() -> None:
     assert config_gate.refusals(config, kv_config(full, window)) == []
     (line,) = config_gate.refusals(config, kv_config(full, other, other))
     assert line.startswith("kv_cache_groups=CrossAttentionSpec: ")
-    mixed = bare(names.UniformTypeKVCacheSpecs, kv_cache_specs={"a": full, "b": bare(names.ChunkedLocalAttentionSpec)})
+    mixed = bare(names.UniformTypeKVCacheSpecs, kv_cache_specs={"a": full, "b": bare(names.SinkFullAttentionSpec)})
     (line,) = config_gate.refusals(config, kv_config(mixed))
-    assert line.startswith("kv_cache_groups=ChunkedLocalAttentionSpec: ")
+    assert line.startswith("kv_cache_groups=SinkFullAttentionSpec: ")
     replaying = type("SlidingWindowMLASpec", (), {"prefix_replay_tokens": 128})()
     (line,) = config_gate.refusals(config, kv_config(replaying))
     assert line.startswith("kv_cache_groups=SlidingWindowMLASpec with prefix replay: ")

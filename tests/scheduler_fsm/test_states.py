@@ -85,7 +85,8 @@ def state_scenarios(draw: st.DrawFn) -> Scenario:
     if draw(st.booleans()):
         kinds.append(Group(unit * draw(st.sampled_from([1, 2, 4]))))
     if draw(st.booleans()):
-        kinds.append(Group(unit * draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 20))))
+        window = {"window_tokens": draw(st.integers(1, 20)), "window_is_chunk": draw(st.booleans())}
+        kinds.append(Group(unit * draw(st.sampled_from([1, 2, 4])), **window))
     smallest = min(group.block_tokens for group in kinds)
     kinds = [replace(group, block_tokens=smallest * (group.block_tokens // smallest)) for group in kinds]
     knobs = replace(

@@ -12,7 +12,14 @@ from tokenspeed_plugin.host.connectors import has_refused_child, is_refused
 
 WAY_OUT = "or use `--scheduler vllm`"
 SUPPORTED_SPECS = frozenset(
-    {"FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingWindowMLASpec", "MambaSpec"}
+    {
+        "FullAttentionSpec",
+        "SlidingWindowSpec",
+        "MLAAttentionSpec",
+        "SlidingWindowMLASpec",
+        "ChunkedLocalAttentionSpec",
+        "MambaSpec",
+    }
 )
 
 

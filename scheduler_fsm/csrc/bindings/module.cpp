@@ -20,6 +20,7 @@ void bind_enums(py::module_& module) {
     py::enum_<kv_flat::Retention>(module, "Retention")
         .value("FULL", kv_flat::Retention::kFull)
         .value("SLIDING_WINDOW", kv_flat::Retention::kSlidingWindow)
+        .value("CHUNK", kv_flat::Retention::kChunk)
         .value("STATE", kv_flat::Retention::kState);
     py::enum_<kv_flat::KvEvent::Kind>(module, "KvEventKind")
         .value("STORED", kv_flat::KvEvent::Kind::kStored)

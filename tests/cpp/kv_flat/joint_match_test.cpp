@@ -16,9 +16,24 @@ GroupSpec full(std::uint32_t block_tokens) { return {"full", block_tokens, Reten
 GroupSpec windowed(std::uint32_t block_tokens, std::uint32_t window) {
     return {"window", block_tokens, Retention::kSlidingWindow, window};
 }
+GroupSpec chunked(std::uint32_t block_tokens, std::uint32_t chunk) {
+    return {"chunk", block_tokens, Retention::kChunk, chunk};
+}
 GroupSpec state(std::uint32_t block_tokens) { return {"state", block_tokens, Retention::kState, 0}; }
 
 constexpr std::uint32_t kKeyTokens = 4;
+
+GroupSpec attention(std::uint32_t block_tokens, std::mt19937_64& random) {
+    const auto window = static_cast<std::uint32_t>(1 + random() % 30);
+    switch (random() % 4) {
+        case 0:
+            return windowed(block_tokens, window);
+        case 1:
+            return chunked(block_tokens, window);
+        default:
+            return full(block_tokens);
+    }
+}
 
 /// A pool of one sequence's blocks, each cached up to some logical block, and some of it written by the current step.
 struct Cache {
@@ -117,8 +132,7 @@ TEST_CASE("the match is the longest length that is valid in every group") {
         if (random() % 3 == 0) groups.clear();
         for (std::uint64_t i = 0; i < num_more || groups.empty(); ++i) {
             const auto block = static_cast<std::uint32_t>(4 * (1 + random() % 3));
-            groups.push_back(random() % 2 == 0 ? full(block)
-                                               : windowed(block, static_cast<std::uint32_t>(1 + random() % 30)));
+            groups.push_back(attention(block, random));
         }
         std::uint32_t align_tokens = 1;
         for (const GroupSpec& group : groups) align_tokens = std::lcm(align_tokens, group.block_tokens);
@@ -145,8 +159,7 @@ TEST_CASE("with states the match ends where every group has one, and says how mu
         const auto num_attention = random() % 3;
         for (std::uint64_t i = 0; i < num_attention; ++i) {
             const auto block = static_cast<std::uint32_t>(4 * (1 + random() % 3));
-            groups.push_back(random() % 2 == 0 ? full(block)
-                                               : windowed(block, static_cast<std::uint32_t>(1 + random() % 30)));
+            groups.push_back(attention(block, random));
         }
         for (std::uint64_t i = 1 + random() % 2; i > 0; --i)
             groups.push_back(state(static_cast<std::uint32_t>(4 * (1 + random() % 3))));

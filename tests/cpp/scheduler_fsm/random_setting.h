@@ -83,7 +83,8 @@ inline Setting random_setting(Dice& dice) {
     if (dice.one_in(2)) {
         const std::uint32_t window_block = block * dice.between(1, 2) * num_units;
         const std::uint32_t window = dice.between(1, 3 * window_block);
-        config.kv.groups.push_back({"window", window_block, kv_flat::Retention::kSlidingWindow, window});
+        const auto kind = dice.one_in(3) ? kv_flat::Retention::kChunk : kv_flat::Retention::kSlidingWindow;
+        config.kv.groups.push_back({"window", window_block, kind, window});
         if (dice.one_in(4)) config.kv.groups.erase(config.kv.groups.begin());
     }
     const bool has_states = dice.one_in(3);
@@ -216,6 +217,8 @@ class KvMemory {
             if (spec.retention == kv_flat::Retention::kSlidingWindow && run.begin + 1 > spec.window_tokens) {
                 first = run.begin + 1 - spec.window_tokens;
             }
+            if (spec.retention == kv_flat::Retention::kChunk)
+                first = run.begin / spec.window_tokens * spec.window_tokens;
             for (std::uint32_t position = first; position < run.ids.size(); ++position) {
                 require(slot_of(run, group, position) == mix(names[position], group), "a row reads a wrong KV slot");
             }

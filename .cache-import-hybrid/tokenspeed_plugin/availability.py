@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/tokenspeed_plugin/availability.py

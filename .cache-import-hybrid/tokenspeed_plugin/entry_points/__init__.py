@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/entry_points/__init__.py

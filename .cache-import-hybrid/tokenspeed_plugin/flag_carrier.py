@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/tokenspeed_plugin/flag_carrier.py

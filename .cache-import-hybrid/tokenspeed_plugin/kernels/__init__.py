@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/kernels/__init__.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/kernels/graph_timing.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/kv_flat/pool_facade.py

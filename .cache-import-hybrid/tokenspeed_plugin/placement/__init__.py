@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/placement/__init__.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/placement/explanation.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/placement/plan_table.py

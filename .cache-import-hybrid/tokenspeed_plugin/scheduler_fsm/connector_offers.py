@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/scheduler_fsm/connector_offers.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/hybrid/scheduler_fsm/session_desk.py
