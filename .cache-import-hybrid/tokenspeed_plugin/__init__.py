@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/tokenspeed_plugin/__init__.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/entry_points/cli.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/kernels/__init__.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/kv_flat/groups.py

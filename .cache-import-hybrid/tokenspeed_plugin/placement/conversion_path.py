@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/placement/conversion_path.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/hybrid/scheduler_fsm/pace.py
