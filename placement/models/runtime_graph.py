@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.placement.algebra import PlacementError
-from tokenspeed_plugin.placement.graph import ModelGraph, Node, Section
+from tokenspeed_plugin.placement.graph import STREAM, ModelGraph, Node, Section
 from tokenspeed_plugin.placement.models import blocks
+from tokenspeed_plugin.placement.models.decoder import HIDDEN_PORT, SEND
 from tokenspeed_plugin.placement.module_spec import ModuleKind, ModuleSpec, Port
 
 if TYPE_CHECKING:
@@ -30,6 +31,20 @@ def runtime_graph(graph: ModelGraph, together: Sequence[str] = ()) -> ModelGraph
     sections = {name: _merged(section, together) for name, section in graph.sections.items()}
     sections[graph.order[-1]] = _until_rows(sections[graph.order[-1]])
     return replace(graph, sections=sections)
+
+
+def stage_graph(graph: ModelGraph, first_layer: int, end_layer: int) -> ModelGraph:
+    """Layers ``[first_layer, end_layer)`` of a runtime graph: the part of one pipeline stage.
+
+    A stage begins with the embedding or with the stream that was sent to it, and ends with the final norm or with a stream
+    that is whole on every rank, to be sent on.
+    """
+    layers = graph.order[1:-1]
+    start = graph.order[:1] if first_layer == 0 else ()
+    end = graph.order[-1:] if end_layer == len(layers) else (SEND,)
+    order = (*start, *layers[first_layer:end_layer], *end)
+    send = Section(SEND, (Node(blocks.sink(SEND), (STREAM,)),), HIDDEN_PORT, SEND)
+    return replace(graph, sections={**graph.sections, SEND: send}, order=order)
 
 
 def _until_rows(section: Section) -> Section:

@@ -16,14 +16,23 @@ import torch
 from torch import nn
 
 from tokenspeed_plugin.host.log import logger
-from tokenspeed_plugin.host.model_names import get_tp_group, set_model_tag, support_torch_compile
+from tokenspeed_plugin.host.model_names import (
+    IntermediateTensors,
+    get_tp_group,
+    make_empty_intermediate_tensors_factory,
+    set_model_tag,
+    support_torch_compile,
+)
 from tokenspeed_plugin.host.patches import whole_on_every_rank
 from tokenspeed_plugin.host.placed_models import architecture_of, stock_class
+from tokenspeed_plugin.placement.models.bindings import binding_of
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
 from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
 from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
 
+SENT: Final = "hidden_states"
+"""What a pipeline stage sends: the residual stream, whole, where vLLM's models send it in two parts."""
 _BODY: Final = "_tokenspeed_body"
 """Kept out of the module tree: weight loaders and quantisation see vLLM's own model only."""
 
@@ -45,7 +54,11 @@ def placed_class(architecture: str) -> type:
         request = PlacementRequest.of(vllm_config)
         with whole_on_every_rank(request.replicated_layers() if request else ()):
             stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
-        self.__dict__[_BODY] = None if request is None else PlacedBody(self, request, vllm_config)
+        self.__dict__[_BODY] = None
+        if request is not None:
+            self.__dict__[_BODY] = PlacedBody(self, request, vllm_config)
+            hidden_size = vllm_config.model_config.get_hidden_size()
+            self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory([SENT], hidden_size)
 
     def forward(
         self: Any,
@@ -58,10 +71,12 @@ def placed_class(architecture: str) -> type:
         body = self.__dict__[_BODY]
         if body is None:
             return stock.forward(self, input_ids, positions, intermediate_tensors, inputs_embeds, **extra)
-        if input_ids is None or intermediate_tensors is not None or inputs_embeds is not None:
+        stream = input_ids if body.is_first else intermediate_tensors[SENT]
+        if stream is None or inputs_embeds is not None:
             message = "a placed model takes token ids only; the start-up gate refuses what would send anything else"
             raise RuntimeError(message)
-        return body(input_ids, positions)
+        hidden = body(stream, positions)
+        return hidden if body.is_last else IntermediateTensors({SENT: hidden})
 
     members = {"__init__": __init__, "forward": forward, "__module__": __name__}
     return type(f"Placed{architecture}", (stock,), members)
@@ -76,11 +91,15 @@ class PlacedBody:
         Raises:
             PlacementError: a plan fails its proof, or vLLM's model does not have what is declared.
         """
-        plans = plans_of(request, vllm_config)
-        inner = getattr(model, plans.binding.inner)
+        binding = binding_of(request.architecture)
+        inner = getattr(model, binding.inner)
+        layers = list(getattr(inner, binding.layers))
+        first, end = getattr(inner, "start_layer", 0), getattr(inner, "end_layer", len(layers))
+        self.is_first, self.is_last = first == 0, end == len(layers)
+        plans = plans_of(request, vllm_config, (first, end))
         group = get_tp_group()
         communicator = GroupCommunicator(group, plans.table.plans)
-        modules = bind(plans.graph, plans.binding, inner)
+        modules = bind(plans.graph, binding, inner, layers[first:end])
         planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
         self._table = plans.table
         self._bodies = [
@@ -89,10 +108,13 @@ class PlacedBody:
         ]
         logger(__name__).info("%s", _summary(request, plans))
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[tokens, hidden]`` after the final norm, whole on every rank."""
-        num_tokens = min(len(input_ids), self._table.limits_tokens[-1])
-        hidden: torch.Tensor = self._bodies[self._table.index(num_tokens)](input_ids, positions)
+    def __call__(self, stream: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[tokens, hidden]``, whole on every rank: after the final norm, or to be sent to the next stage.
+
+        ``stream`` is token ids in the first pipeline stage, and what the stage before sent in the others.
+        """
+        num_tokens = min(len(stream), self._table.limits_tokens[-1])
+        hidden: torch.Tensor = self._bodies[self._table.index(num_tokens)](stream, positions)
         return hidden
 
 
@@ -114,12 +136,13 @@ class PlanBody(nn.Module):
         self._index = index
         self._multiple = multiple
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states of ``input_ids``, padded inside to a multiple of the parts that tokens are split into."""
+    def forward(self, stream: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states for ``stream``, padded inside to a multiple of the parts that tokens are split into."""
         if self._multiple == 1:
-            return self._planned.run(self._index, input_ids, StepInputs(positions, may_pad=False))
-        num_tokens = input_ids.shape[0]
-        padded = torch.nn.functional.pad(input_ids, (0, -num_tokens % self._multiple))
+            return self._planned.run(self._index, stream, StepInputs(positions, may_pad=False))
+        num_tokens = stream.shape[0]
+        padding = (0, 0) * (stream.dim() - 1) + (0, -num_tokens % self._multiple)
+        padded = torch.nn.functional.pad(stream, padding)
         return self._planned.run(self._index, padded, StepInputs(positions, may_pad=True))[:num_tokens]
 
 
@@ -135,7 +158,7 @@ def compiled_body(index: int) -> Any:
     forward.__qualname__ = f"{name}.forward"
     forward.__annotations__ = code.__annotations__
     own = type(name, (PlanBody,), {"forward": forward, "__module__": __name__})
-    return support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": -1})(own)
+    return support_torch_compile(dynamic_arg_dims={"stream": 0, "positions": -1})(own)
 
 
 def _body(index: int, **arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from tokenspeed_plugin.placement.choice import choose
 from tokenspeed_plugin.placement.cost import CostModel, CostTable
 from tokenspeed_plugin.placement.models import declare
 from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of, bindings
-from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph
+from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.residual import Residual
 from tokenspeed_plugin.placement.spec import PlacementSpec, check_runtime, split_residual
@@ -99,8 +99,10 @@ def request_for(text: str, vllm_config: Any) -> PlacementRequest:
     return PlacementRequest(**{**asdict(request), "digest": plans.digest})
 
 
-def plans_of(request: PlacementRequest, vllm_config: Any) -> Plans:
+def plans_of(request: PlacementRequest, vllm_config: Any, layers: tuple[int, int] | None = None) -> Plans:
     """The plans of a request, compiled and verified in this process.
+
+    ``layers``: first layer and the one behind the last of this process' pipeline stage; None for all of them.
 
     Raises:
         PlacementError: they are not those that the engine settled on (another version of the plugin in a worker).
@@ -110,14 +112,23 @@ def plans_of(request: PlacementRequest, vllm_config: Any) -> Plans:
     if plans.digest != request.digest:
         message = f"placement {request.spec!r}: this worker compiles plans {plans.digest}, the engine {request.digest}"
         raise PlacementError(message)
-    return plans
+    if layers in (None, (0, len(graph.order) - 2)):
+        return plans
+    return _compiled(request, graph, plans.binding, vllm_config, layers)
 
 
-def _compiled(request: PlacementRequest, graph: ModelGraph, binding: ModelBinding, vllm_config: Any) -> Plans:
+def _compiled(
+    request: PlacementRequest,
+    graph: ModelGraph,
+    binding: ModelBinding,
+    vllm_config: Any,
+    layers: tuple[int, int] | None = None,
+) -> Plans:
     spec = PlacementSpec.parse(request.spec)
     world_size = vllm_config.parallel_config.tensor_parallel_size
     mesh, costs = spec.mesh(world_size, graph, data_parallel=1), CostTable.load()
     run = runtime_graph(graph, binding.together)
+    run = stage_graph(run, *layers) if layers else run
     table = PlanTable.build(
         lambda num_tokens: CostModel(run, mesh, costs, num_tokens, 1),
         vllm_config.scheduler_config.max_num_batched_tokens,

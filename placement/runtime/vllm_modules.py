@@ -18,6 +18,8 @@ from tokenspeed_plugin.placement.module_spec import ModuleKind
 from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenspeed_plugin.placement.graph import ModelGraph
     from tokenspeed_plugin.placement.models.bindings import ModelBinding
     from tokenspeed_plugin.placement.module_spec import ModuleSpec, Signature
@@ -101,17 +103,20 @@ class Identity:
         return inputs[0]
 
 
-def bind(graph: ModelGraph, binding: ModelBinding, inner: Any) -> list[dict[str, Module]]:
+def bind(graph: ModelGraph, binding: ModelBinding, inner: Any, layers: Sequence[Any]) -> list[dict[str, Module]]:
     """The modules of every section, in the order of the graph, with all reductions inside of them switched off.
+
+    ``inner`` is vLLM's inner model, ``layers`` those of its decoder layers that this process has.
 
     Raises:
         PlacementError: vLLM's model lacks a declared module, or reduces somewhere that no declaration covers.
     """
-    layers = list(getattr(inner, binding.layers))
-    owners = [inner, *layers, inner]
-    if len(owners) != len(graph.order):
-        message = f"{graph.name!r} declares {len(graph.order) - 2} layers, vLLM's model has {len(layers)}"
+    declared = [name for i, name in enumerate(graph.order) if not _is_end(graph, i)]
+    if len(declared) != len(layers):
+        message = f"{graph.name!r} declares {len(declared)} layers, vLLM's model has {len(layers)}"
         raise PlacementError(message)
+    rest = iter(layers)
+    owners = [inner if _is_end(graph, position) else next(rest) for position in range(len(graph.order))]
     bound = [
         {node.spec.name: _bind(node.spec, binding, owner) for node in graph.sections[name].nodes}
         for name, owner in zip(graph.order, owners, strict=True)
@@ -119,6 +124,12 @@ def bind(graph: ModelGraph, binding: ModelBinding, inner: Any) -> list[dict[str,
     for index, layer in enumerate(layers):
         _check_silent(layer, f"layer {index}")
     return bound
+
+
+def _is_end(graph: ModelGraph, position: int) -> bool:
+    """Whether a section is the embedding, the final norm or what sends the stream on, rather than a decoder layer."""
+    kinds = {node.spec.kind for node in graph.sections[graph.order[position]].nodes}
+    return bool(kinds & {ModuleKind.EMBEDDING, ModuleKind.SINK})
 
 
 def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any) -> Module:

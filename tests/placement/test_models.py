@@ -169,7 +169,7 @@ def test_the_documented_binding_finds_its_modules_and_silences_them() -> None:
         "num_hidden_layers": 1,
     }
     graph = declare("third-party", {**config, "architectures": ["ParallelDecoderForCausalLM"]}, manager)
-    bound = bind(runtime_graph(graph), binding, own)
+    bound = bind(runtime_graph(graph), binding, own, list(own.blocks))
     assert set(bound[1]) == {"input_layernorm", "self_attn", "mlp", "branches", "residual"}
     assert not block.attention.o_proj.reduce_results
     assert not block.mlp.down_proj.reduce_results

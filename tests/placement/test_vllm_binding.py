@@ -12,13 +12,14 @@ from torch import nn
 
 from tests.placement.placement_cases import CONFIGS, compile_plan, model
 from tokenspeed_plugin.hooks import hookimpl, plugin_manager
-from tokenspeed_plugin.placement import Compiler, ModelPlan, PlacementError
+from tokenspeed_plugin.placement import Compiler, ModelPlan, PlacementError, Residual
 from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of
-from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph
+from tokenspeed_plugin.placement.models.decoder import SEND
+from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
 from tokenspeed_plugin.placement.runtime.start import KEY, PlacementRequest, expert_parallel, plans_of, request_for
 from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
 from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
-from tokenspeed_plugin.placement.verifier import VerificationError
+from tokenspeed_plugin.placement.verifier import VerificationError, verify
 
 
 class Linear(nn.Module):
@@ -69,7 +70,7 @@ def dense() -> Block:
 
 def test_every_declared_reduction_is_switched_off_and_the_embedding_stays_as_it_is_for_others() -> None:
     own = dense()
-    bound = bind(runtime_graph(model("qwen3")), binding_of("Qwen3ForCausalLM"), own)
+    bound = bind(runtime_graph(model("qwen3")), binding_of("Qwen3ForCausalLM"), own, list(own.layers))
     assert len(bound) == 5
     assert not any(m.reduce_results for n, m in own.named_modules() if isinstance(m, Linear) and "layers" in n)
     assert own.embed_tokens.reduce_results
@@ -80,7 +81,7 @@ def test_every_declared_reduction_is_switched_off_and_the_embedding_stays_as_it_
 
 def test_the_moe_skips_its_reduction() -> None:
     own = inner(layer(Block(down_proj=Linear())), *(layer(Block(experts=Experts())) for _ in range(2)))
-    bind(runtime_graph(model("qwen3_moe")), binding_of("Qwen3MoeForCausalLM"), own)
+    bind(runtime_graph(model("qwen3_moe")), binding_of("Qwen3MoeForCausalLM"), own, list(own.layers))
     assert all(own.layers[i].mlp.experts.moe_config.skip_final_all_reduce for i in (1, 2))
 
 
@@ -97,7 +98,7 @@ def test_the_moe_skips_its_reduction() -> None:
 )
 def test_a_model_that_is_not_as_declared_is_refused(own: Any, message: str) -> None:
     with pytest.raises(PlacementError, match=message):
-        bind(runtime_graph(model("qwen3")), ModelBinding(), own)
+        bind(runtime_graph(model("qwen3")), ModelBinding(), own, list(own.layers))
 
 
 def test_a_moe_that_communicates_by_itself_is_refused() -> None:
@@ -105,13 +106,36 @@ def test_a_moe_that_communicates_by_itself_is_refused() -> None:
         layer(Block(down_proj=Linear())), *(layer(Block(experts=Experts(data_parallel=True))) for _ in range(2))
     )
     with pytest.raises(PlacementError, match="'experts': vLLM's MoE communicates by itself"):
-        bind(runtime_graph(model("qwen3_moe")), binding_of("Qwen3MoeForCausalLM"), own)
+        bind(runtime_graph(model("qwen3_moe")), binding_of("Qwen3MoeForCausalLM"), own, list(own.layers))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "names"), [(0, 1, ("entry", "layer", SEND)), (1, 3, ("layer", "layer", "exit"))]
+)
+def test_a_pipeline_stage_has_its_own_layers_and_sends_a_whole_stream(
+    first: int, end: int, names: tuple[str, ...]
+) -> None:
+    graph = stage_graph(runtime_graph(model("qwen3")), first, end)
+    assert graph.order == names
+    plan = compile_plan(graph, residual=Residual.SHARDED, num_rows=1)
+    verify(graph, plan)
+    assert [str(layout) for layout in plan.sections[-1].exit] == ["R"]
+    own = dense()
+    bound = bind(graph, ModelBinding(), own, list(own.layers)[first:end])
+    assert [set(modules) & {"embed_tokens", "mlp", "norm"} for modules in bound] == [
+        {"entry": {"embed_tokens"}, "layer": {"mlp"}, "exit": {"norm"}, SEND: set()}[name] for name in names
+    ]
+    assert own.layers[2 if first == 0 else 0].mlp.down_proj.reduce_results
+    config = vllm_config()
+    request = request_for("attn=tp2,dense=tp2,residual=sharded", config)
+    assert plans_of(request, config, (first, end)).graph.order == names
+    assert plans_of(request, config, (0, 3)).digest == request.digest
 
 
 def test_attention_sees_no_padding() -> None:
     own = dense()
     own.layers[0].self_attn.forward = lambda positions, hidden_states: hidden_states * positions[:, None]
-    attend = bind(runtime_graph(model("qwen3")), ModelBinding(), own)[1]["self_attn"]
+    attend = bind(runtime_graph(model("qwen3")), ModelBinding(), own, list(own.layers))[1]["self_attn"]
     positions = torch.tensor([1.0, 2.0, 3.0])
     padded = torch.ones(4, 2)
     mixed = attend(padded, signature=None, step=StepInputs(positions, may_pad=True))

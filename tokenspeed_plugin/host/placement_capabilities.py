@@ -15,6 +15,10 @@ PLACEMENT: tuple[Capability, ...] = (
         "vllm.distributed.parallel_state:GroupCoordinator",
         attributes=("all_reduce", "all_gather", "reduce_scatter"),
     ),
+    Capability("vllm.sequence:IntermediateTensors", parameters=("tensors",)),
+    Capability(
+        "vllm.model_executor.models.utils:make_empty_intermediate_tensors_factory", parameters=("keys", "hidden_size")
+    ),
     Capability(_LAYERS + "linear:RowParallelLinear", parameters=("reduce_results", "disable_tp", "prefix")),
     Capability(_LAYERS + "linear:MergedColumnParallelLinear", parameters=("disable_tp", "prefix")),
     Capability(_LAYERS + "vocab_parallel_embedding:VocabParallelEmbedding", parameters=("reduce_results",)),

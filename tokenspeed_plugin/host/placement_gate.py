@@ -51,7 +51,6 @@ def _is_set(value: Any) -> bool:
 
 # fmt: off
 UNPLACED: tuple[Unplaced, ...] = (
-    Unplaced("parallel_config.pipeline_parallel_size", _is_many, "a pipeline", "leave out `--pipeline-parallel-size`"),
     Unplaced("parallel_config.decode_context_parallel_size", _is_many, "context parallelism", "leave it out"),
     Unplaced("parallel_config.prefill_context_parallel_size", _is_many, "context parallelism", "leave it out"),
     Unplaced("parallel_config.enable_eplb", bool, "expert load balancing", "leave out `--enable-eplb`"),
