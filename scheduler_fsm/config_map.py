@@ -28,7 +28,7 @@ def scheduler_config(
     """
     vllm = vllm_config.scheduler_config
     config = _core.SchedulerConfig()
-    config.kv = _kv_config(vllm_config, kv_cache_config, key_tokens)
+    config.kv = kv_config(vllm_config, kv_cache_config, key_tokens)
     config.policy = _core.QueuePolicy.PRIORITY if vllm.policy == "priority" else _core.QueuePolicy.FCFS
     config.max_num_seqs = vllm.max_num_seqs
     config.max_num_active_seqs = vllm.max_num_active_seqs or 0
@@ -79,7 +79,8 @@ def _set_speculation(config: _core.SchedulerConfig, vllm_config: "VllmConfig") -
         )
 
 
-def _kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int) -> _core.KvConfig:
+def kv_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int) -> _core.KvConfig:
+    """What the flat KV manager is built from."""
     events = vllm_config.kv_events_config
     config = _core.KvConfig()
     # A model that keeps no KV gets one block from vLLM, the null block; the core wants one beside it.

@@ -31,7 +31,7 @@ class KvEventFeed:
 
     def publish(self, core: Core, others: "Sequence[Any]" = ()) -> None:
         """Publish the core's events since the last call, and those of a connector's tiers (`others`)."""
-        events = [_event(*event) for event in core.drain_kv_events()] if self._enabled else []
+        events = [vllm_event(*event) for event in core.drain_kv_events()] if self._enabled else []
         if events or others:
             self._publisher.publish(KVEventBatch(ts=time.time(), events=[*events, *others]))
 
@@ -45,9 +45,10 @@ class KvEventFeed:
         self._publisher.shutdown()
 
 
-def _event(
+def vllm_event(
     kind: KvEventKind, group: int, block_tokens: int, key: bytes, parent: bytes | None, token_ids: list[int]
 ) -> Any:
+    """An event of the core as vLLM's."""
     # Equality, not identity: each enum value that comes out of the core is an object of its own.
     if kind == KvEventKind.CLEARED:
         return AllBlocksCleared()

@@ -53,9 +53,12 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from tokenspeed_plugin.host.schedulers import FLAT_KV_PATHS
+
 STOCK_SYNC = "vllm.v1.core.sched.scheduler.Scheduler"
 STOCK_ASYNC = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 OURS = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
+FLAT_SYNC, FLAT_ASYNC = FLAT_KV_PATHS
 SCHEDULERS = ("vllm", "tokenspeed")
 
 _STUB_MODEL = {
@@ -84,9 +87,14 @@ def resolve_class(path_or_class: str | type) -> type:
 
 
 def class_of(scheduler: str, knobs: Knobs) -> str:
-    """Dotted path behind a value of `--scheduler`, of vLLM's synchronous or asynchronous class as the knobs need."""
+    """Dotted path behind a value of `--scheduler`, of vLLM's synchronous or asynchronous class as the knobs need.
+
+    `flat` is vLLM's scheduler with `--kv-manager flat`.
+    """
     if scheduler == "tokenspeed":
         return OURS
+    if scheduler == "flat":
+        return FLAT_ASYNC if knobs.is_async else FLAT_SYNC
     return STOCK_ASYNC if knobs.is_async else STOCK_SYNC
 
 

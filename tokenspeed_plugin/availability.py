@@ -26,12 +26,6 @@ class Unavailable:
 
 
 UNAVAILABLE: tuple[Unavailable, ...] = (
-    Unavailable(
-        "kv_manager",
-        lambda value: value == "vllm",
-        "vllm",
-        "the flat KV manager comes with `--scheduler tokenspeed`",
-    ),
     Unavailable("kv_store", lambda value: value == "none", "none", "leave the flag out"),
     Unavailable("kernels", lambda value: value == "off", "off", "use vLLM's `--attention-backend`"),
 )

@@ -78,10 +78,7 @@ def test_a_yaml_config_file(parser, tmp_path: Path) -> None:
             ["--scheduler-cls", SYNC, "--scheduler", "vllm"],
             f"argument --scheduler: 'vllm' and --scheduler-cls '{SYNC}' differ; allowed: one of them",
         ),
-        (
-            ["--kv-manager", "flat"],
-            "argument --kv-manager: 'flat' is not available in this version; available: vllm. Way on: ",
-        ),
+        (["--kv-manager", "round"], "argument --kv-manager: 'round' is not allowed; allowed: {vllm,flat}"),
         (["--kv-store", "tape"], "argument --kv-store: 'tape' is not allowed; allowed: {none,host,mooncake}"),
         (
             ["--target-tps-per-user", "fast"],

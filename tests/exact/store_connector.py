@@ -97,6 +97,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         self.dice = random.Random(self.options.seed)
         self._known: dict[str, Any] = {}
         self._offered: dict[str, int] = {}
+        self._begins: dict[str, int] = {}
         self._num_saved: dict[str, int] = {}
         self._loads: list[Job] = []
         self._sends: list[Job] = []
@@ -136,6 +137,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
             return None, False
         num_tokens = max(0, self._num_stored(request) - num_computed_tokens)
         self._offered[request.request_id] = num_tokens
+        self._begins[request.request_id] = num_computed_tokens
         return num_tokens, self.options.is_async and num_tokens > 0
 
     def _num_stored(self, request: Any) -> int:
@@ -159,12 +161,15 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):
         if num_external_tokens == 0:
             return
         pieces = []
+        begin = self._begins.pop(request_id) // self.block_tokens
+        end = begin + num_external_tokens // self.block_tokens
         for group, table in enumerate(blocks.blocks):
-            fresh = [index for index, block in enumerate(table) if not block.is_null and block.block_hash is None]
-            assert not fresh or fresh == list(range(fresh[0], len(table))), "blocks to fill are not the last ones"
-            num_loaded = num_external_tokens // self.block_tokens
+            # vLLM's scheduler shows blocks of the step's own tokens as well.
+            shown = [index for index, block in enumerate(table) if not block.is_null and block.block_hash is None]
+            fresh = [index for index in shown if index < end]
+            assert not fresh or fresh == list(range(fresh[0], end)), "blocks to fill are not those of the load"
             for index in fresh:
-                assert index >= len(table) - num_loaded, "more blocks to fill than tokens were offered"
+                assert index >= begin, "more blocks to fill than tokens were offered"
                 pieces.append(Piece(group, table[index].block_id, request.block_hashes[index]))
         steps = self.options.load_steps if self.options.is_async else 0
         self._loads.append(Job(request_id, pieces, steps))

@@ -148,3 +148,19 @@ def scenarios(draw: st.DrawFn, max_depth: int = 2, resets: bool = True, max_stre
     spare = draw(st.sampled_from([0, 1, 4, 30]))
     knobs = replace(knobs, num_blocks=pool_for(knobs, workload) + spare)
     return Scenario(knobs, workload, draw(st.sampled_from([0.0, 0.6, 1.0])))
+
+
+@st.composite
+def connectors(draw: st.DrawFn, fail_share: float) -> dict[str, object]:
+    """What the connector is like."""
+    return {
+        "is_async": draw(st.booleans()),
+        "load_steps": draw(st.integers(0, 4)),
+        "undecided_share": draw(st.sampled_from([0.0, 0.5])),
+        "whole_prompt": draw(st.booleans()),
+        "send_steps": draw(st.sampled_from([0, 1, 3])),
+        "save_steps": draw(st.sampled_from([0, 0, 1, 3])),
+        "fail_share": fail_share,
+        "fails_by_request": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+    }

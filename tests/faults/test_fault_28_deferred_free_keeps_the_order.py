@@ -24,14 +24,14 @@ GROUPS = (Group(4), Group(4, 8))
 
 @pytest.fixture(autouse=True)
 def recorded_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = config_map._kv_config
+    original = config_map.kv_config
 
     def recording(*args: Any) -> Any:
         config = original(*args)
         config.record_events = True
         return config
 
-    monkeypatch.setattr(config_map, "_kv_config", recording)
+    monkeypatch.setattr(config_map, "kv_config", recording)
 
 
 def timeline(**connector: Any) -> Timeline:

@@ -8,31 +8,14 @@ from dataclasses import replace
 import pytest
 from exact.relaxed import random_runs
 from exact.store_connector import PATH
-from exact.strategies import Scenario, scenarios
+from exact.strategies import Scenario, connectors, scenarios
 from exact_worker import Driver
 from hypothesis import given
-from hypothesis import strategies as st
 from scheduler_harness import OURS, make_harness
 
 pytestmark = pytest.mark.host_matrix
 
 relaxed = random_runs(60)
-
-
-@st.composite
-def connectors(draw: st.DrawFn, fail_share: float) -> dict[str, object]:
-    """What the connector is like."""
-    return {
-        "is_async": draw(st.booleans()),
-        "load_steps": draw(st.integers(0, 4)),
-        "undecided_share": draw(st.sampled_from([0.0, 0.5])),
-        "whole_prompt": draw(st.booleans()),
-        "send_steps": draw(st.sampled_from([0, 1, 3])),
-        "save_steps": draw(st.sampled_from([0, 0, 1, 3])),
-        "fail_share": fail_share,
-        "fails_by_request": draw(st.booleans()),
-        "seed": draw(st.integers(0, 99)),
-    }
 
 
 def run(scenario: Scenario, options: dict[str, object], policy: str = "fail") -> Driver:

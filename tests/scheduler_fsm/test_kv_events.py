@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from exact.replica import Replica
 from exact.timeline import Timeline
 from exact.workload import words
 from scheduler_knobs import Group, Knobs
@@ -15,33 +16,6 @@ from tokenspeed_plugin.scheduler_fsm import config_map
 from tokenspeed_plugin.scheduler_fsm._core import EvictionSpec
 
 pytestmark = pytest.mark.host_matrix
-
-
-class Replica:
-    """A subscriber that keeps the set of stored blocks."""
-
-    def __init__(self, groups: tuple[Group, ...]) -> None:
-        self.num_groups = len(groups)
-        self.stored: dict[tuple[int, bytes], Any] = {}
-        self.num_clears = 0
-
-    def publish(self, batch: Any) -> None:
-        for event in batch.events:
-            kind = type(event).__name__
-            if kind == "BlockStored":
-                key = (event.group_idx, *event.block_hashes)
-                assert key not in self.stored
-                # A state stands alone, and the blocks in front of a window may be gone. Where another group cut a match short, a
-                # request computes blocks again whose keys lie elsewhere and may be evicted there.
-                is_root = event.parent_block_hash is None or self.num_groups > 1
-                assert is_root or (event.group_idx, event.parent_block_hash) in self.stored
-                self.stored[key] = event
-            elif kind == "BlockRemoved":
-                for key in event.block_hashes:
-                    del self.stored[event.group_idx, key]
-            else:
-                self.num_clears += 1
-                self.stored.clear()
 
 
 SHAPES = {
@@ -58,7 +32,7 @@ SHAPES = {
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     shape, policy = request.param
     groups, match_tokens = SHAPES[shape]
-    original = config_map._kv_config
+    original = config_map.kv_config
 
     def recording(*args: Any) -> Any:
         config = original(*args)
@@ -66,7 +40,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Time
         config.eviction = EvictionSpec(name=policy)
         return config
 
-    monkeypatch.setattr(config_map, "_kv_config", recording)
+    monkeypatch.setattr(config_map, "kv_config", recording)
     knobs = Knobs(groups=groups, num_blocks=16 * len(groups), budget_tokens=32, match_tokens=match_tokens)
     run = Timeline("tokenspeed", knobs)
     run.replica = Replica(groups)

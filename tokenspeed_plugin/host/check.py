@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_plugin.host import capabilities, placement_capabilities
+from tokenspeed_plugin.host import capabilities, manager_capabilities, placement_capabilities
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.version import SUPPORTED, installed_version, is_supported
 
@@ -54,7 +54,7 @@ def check_host() -> HostReport:
     start = check_start()
     if start.reason:
         return start
-    missing = _missing_of_all(capabilities.SCHEDULER)
+    missing = _missing_of_all(capabilities.SCHEDULER + manager_capabilities.KV_MANAGER)
     return HostReport(start.version, missing + _missing_request_attributes() + _new_abstract_methods())
 
 

@@ -3,12 +3,13 @@
 
 from typing import Any
 
+from tokenspeed_plugin.host import hosted_rows
 from tokenspeed_plugin.host.config_rows import ADJUSTED, KV_REFUSED, REFUSED, REFUSED_TOGETHER, Adjusted
 from tokenspeed_plugin.host.log import logger
 
 
 class ConfigRefusedError(ValueError):
-    """Settings that the tokenspeed scheduler cannot honour; one line for each, with the way on."""
+    """Settings that a part of ours cannot honour; one line for each, with the way on."""
 
 
 def adjust(engine_args: Any) -> list[Adjusted]:
@@ -42,4 +43,18 @@ def check(vllm_config: Any, kv_cache_config: Any = None) -> None:
     """
     if lines := refusals(vllm_config, kv_cache_config):
         msg = "the tokenspeed scheduler cannot honour:\n  " + "\n  ".join(lines)
+        raise ConfigRefusedError(msg)
+
+
+def check_kv_manager(vllm_config: Any, kv_cache_config: Any = None) -> None:
+    """The same for the flat KV manager under vLLM's own scheduler.
+
+    Raises:
+        ConfigRefusedError: names every such setting, its value and the way on.
+    """
+    found = [row.line(vllm_config) for row in hosted_rows.REFUSED]
+    if kv_cache_config is not None:
+        found += [row.line(kv_cache_config) for row in hosted_rows.KV_REFUSED]
+    if lines := [line for line in found if line]:
+        msg = "the flat KV manager cannot honour:\n  " + "\n  ".join(lines)
         raise ConfigRefusedError(msg)

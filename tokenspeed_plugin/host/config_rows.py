@@ -32,19 +32,24 @@ class Refused:
         is_asked: whether the value found there asks for the feature.
         what: the feature, in words.
         way_on: what to change.
+        way_out: how to do without us.
+        show: a value as the error shows it.
     """
 
     setting: str
     is_asked: Callable[[Any], bool]
     what: str
     way_on: str
+    way_out: str = WAY_OUT
+    show: Callable[[Any], str] | None = None
 
     def line(self, config: Any) -> str | None:
         """This row as a line of the error, None when `config` does not ask for the feature."""
         value = value_at(config, self.setting)
         if not self.is_asked(value):
             return None
-        return f"{self.setting}={shown(value)}: {self.what} is not supported yet; {self.way_on}, {WAY_OUT}"
+        text = (self.show or shown)(value)
+        return f"{self.setting}={text}: {self.what} is not supported yet; {self.way_on}, {self.way_out}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def value_at(config: Any, setting: str) -> Any:
 
 def shown(value: Any) -> str:
     """A value as an error shows it; KV cache groups by the kinds that are not supported."""
-    kinds = _unsupported_kinds(value) if isinstance(value, (list, tuple)) else []
+    kinds = unsupported_kinds(value, SUPPORTED_SPECS) if isinstance(value, (list, tuple)) else []
     return ", ".join(sorted(set(kinds))) or repr(value)
 
 
@@ -120,16 +125,17 @@ def _is_many(value: Any) -> bool:
 
 
 def _has_unsupported_kind(groups: Any) -> bool:
-    return bool(_unsupported_kinds(groups))
+    return bool(unsupported_kinds(groups, SUPPORTED_SPECS))
 
 
-def _unsupported_kinds(groups: Any) -> list[str]:
+def unsupported_kinds(groups: Any, supported: frozenset[str]) -> list[str]:
+    """Kinds of KV cache groups that are not among the supported ones, and such that replay prefixes."""
     specs = [spec for group in groups for spec in _layer_specs(getattr(group, "kv_cache_spec", None))]
     replayed = [
         f"{type(spec).__name__} with prefix replay" for spec in specs if getattr(spec, "prefix_replay_tokens", 0)
     ]
     replayed += [kind for spec in specs for kind in _unsupported_states(spec)]
-    return replayed + [type(spec).__name__ for spec in specs if type(spec).__name__ not in SUPPORTED_SPECS]
+    return replayed + [type(spec).__name__ for spec in specs if type(spec).__name__ not in supported]
 
 
 def _unsupported_states(spec: Any) -> Iterator[str]:

@@ -11,7 +11,9 @@ from tokenspeed_plugin.host import config_gate, placed_models, placement_gate
 from tokenspeed_plugin.host.check import require_host
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.schedulers import (
+    FLAT_KV_PATHS,
     is_tokenspeed,
+    kv_manager_problem,
     loses_async_scheduling,
     scheduler_class,
     scheduler_path,
@@ -36,12 +38,14 @@ class ChosenScheduler:
         value: what vLLM's `scheduler_cls` gets: a dotted path (it must travel to the engine core) or the class it was given.
         asked_by: how the user asked, for errors.
         settings: everything that was asked for.
+        has_flat_kv: whether vLLM's own scheduler gets the flat KV manager.
     """
 
     cls: type | None
     value: Any
     asked_by: str
     settings: ResolvedSettings
+    has_flat_kv: bool = False
 
 
 def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +54,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     Raises:
         SettingsError: a bad setting, or one that this version does not have.
         HostError: the installed vLLM lacks what is relied on.
-        ConfigRefusedError: vLLM settings that the tokenspeed scheduler cannot honour.
+        ConfigRefusedError: vLLM settings that the tokenspeed scheduler or the flat KV manager cannot honour.
     """
     if not is_asked(engine_args):
         placed_models.remove()
@@ -65,6 +69,9 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     )
     if ours:
         config_gate.check(config)
+    elif chosen.has_flat_kv:
+        config_gate.check_kv_manager(config)
+        config.scheduler_config.scheduler_cls = FLAT_KV_PATHS[bool(config.scheduler_config.async_scheduling)]
     else:
         _warn_of_lost_overlap(chosen, config)
     return config
@@ -96,23 +103,31 @@ def choose_scheduler(engine_args: Any) -> ChosenScheduler:
     availability.require(resolved)
     if isinstance(given, type):
         require_host(f"scheduler_cls={given.__qualname__}")
-        _require_scheduler_of_the_target(resolved, given)
+        _require_fitting_scheduler(resolved, given)
         return ChosenScheduler(given, given, f"scheduler_cls={given.__qualname__}", resolved)
     name, source = resolved.values.scheduler, resolved.source("scheduler")
     asked_by = f"{source.spelling('scheduler')} {name}"
     path = scheduler_path(name, source)
     if path is None:
-        _require_scheduler_of_the_target(resolved, None)
-        return ChosenScheduler(None, None, asked_by, resolved)
+        _require_fitting_scheduler(resolved, None)
+        return _stock(resolved, asked_by)
     require_host(asked_by)
     chosen = scheduler_class(path, asked_by)
-    _require_scheduler_of_the_target(resolved, chosen)
+    _require_fitting_scheduler(resolved, chosen)
     return ChosenScheduler(chosen, path, asked_by, resolved)
 
 
-def _require_scheduler_of_the_target(resolved: ResolvedSettings, chosen: type | None) -> None:
-    if problem := target_problem(resolved, chosen):
-        raise SettingsError(problem)
+def _stock(resolved: ResolvedSettings, asked_by: str) -> ChosenScheduler:
+    has_flat_kv = resolved.values.kv_manager == "flat"
+    if has_flat_kv:
+        require_host(f"{resolved.source('kv_manager').spelling('kv_manager')} flat")
+    return ChosenScheduler(None, None, asked_by, resolved, has_flat_kv)
+
+
+def _require_fitting_scheduler(resolved: ResolvedSettings, chosen: type | None) -> None:
+    for problem in (target_problem(resolved, chosen), kv_manager_problem(resolved, chosen)):
+        if problem:
+            raise SettingsError(problem)
 
 
 def _resolve(given: Any, additional_config: object) -> ResolvedSettings:

@@ -38,6 +38,7 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import (
     CachedRequestData,
@@ -47,6 +48,7 @@ from vllm.v1.core.sched.output import (
     ScheduledEncoderInputStats,
     SchedulerOutput,
 )
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_sequence_repetition
 from vllm.v1.engine import (
     EngineCoreEvent,
@@ -76,6 +78,8 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.perf import ModelMetrics, PerfStats
@@ -116,6 +120,7 @@ __all__ = [
     "MULTIMODAL_REGISTRY",
     "AggregateStatLoggerBase",
     "AllBlocksCleared",
+    "AsyncScheduler",
     "AttentionSpec",
     "BlockHash",
     "BlockRemoved",
@@ -181,6 +186,7 @@ __all__ = [
     "SamplingMaskLists",
     "SamplingParams",
     "ScheduledEncoderInputStats",
+    "Scheduler",
     "SchedulerInterface",
     "SchedulerIterationDetails",
     "SchedulerOutput",
@@ -197,6 +203,8 @@ __all__ = [
     "build_dynamic_sd_schedule_lookup",
     "check_sequence_repetition",
     "generate_block_hash_extra_keys",
+    "get_kv_cache_spec_kind",
+    "get_kv_cache_spec_sliding_window",
     "get_request_block_hasher",
     "init_logger",
     "make_block_hash_with_group_id",

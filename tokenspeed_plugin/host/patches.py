@@ -84,6 +84,14 @@ MERGED_LINEAR = Patch(
     "merged_linear", "vllm.model_executor.layers.linear:MergedColumnParallelLinear.__init__", **_WHOLE
 )
 ROW_LINEAR = Patch("row_linear", "vllm.model_executor.layers.linear:RowParallelLinear.__init__", **_WHOLE)
+KV_MANAGER = Patch(
+    name="kv_manager",
+    target="vllm.v1.core.sched.scheduler:KVCacheManager",
+    why="vLLM's scheduler builds its KV cache manager by name; no setting or registry selects another",
+    how="stands for our manager while one scheduler is being constructed, then vLLM's class is back",
+    when="while a scheduler with `--kv-manager flat` is being constructed",
+    goes="when a KV cache manager can be selected",
+)
 STAT_LOGGERS = Patch(
     name="stat_loggers",
     target="vllm.v1.metrics.loggers:StatLoggerManager.__init__",
@@ -105,6 +113,7 @@ PATCHES: tuple[Patch, ...] = (
     PARSER,
     ENGINE_CONFIG,
     BLOCK_HASHER,
+    KV_MANAGER,
     MERGED_LINEAR,
     ROW_LINEAR,
     STAT_LOGGERS,
@@ -254,6 +263,26 @@ def _whole(original: Callable[..., None], named: re.Pattern[str]) -> Callable[..
         original(self, *args, **kwargs)
 
     return __init__
+
+
+@contextmanager
+def kv_manager(factory: Callable[..., Any]) -> Iterator[None]:
+    """Row `kv_manager`: while the context lasts, vLLM's scheduler builds its KV cache manager by `factory`.
+
+    Args:
+        factory: takes the arguments of vLLM's KVCacheManager, all by keyword.
+    """
+    owner, attribute = _owner(KV_MANAGER.target)
+    original = getattr(owner, attribute)
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return factory(*args, **kwargs)
+
+    setattr(owner, attribute, _marked(make, KV_MANAGER))
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, original)
 
 
 def _marked(function: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -12,6 +12,11 @@ from tokenspeed_plugin.settings import ResolvedSettings, SettingsError, Source, 
 STOCK = "vllm"
 TOKENSPEED = "tokenspeed"
 TOKENSPEED_PATH = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
+# vLLM's schedulers with the flat KV manager: without and with asynchronous scheduling.
+FLAT_KV_PATHS = (
+    "tokenspeed_plugin.scheduler_fsm.hosted.schedulers.FlatKvScheduler",
+    "tokenspeed_plugin.scheduler_fsm.hosted.schedulers.FlatKvAsyncScheduler",
+)
 
 
 def scheduler_names() -> Mapping[str, str]:
@@ -95,6 +100,22 @@ def target_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> st
     spelling = resolved.source("target_tps_per_user").spelling("target_tps_per_user")
     return (
         f"{spelling}: {target:g} has no effect with {scheduler}; allowed: 0, or any rate with `--scheduler tokenspeed`"
+    )
+
+
+def kv_manager_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> str | None:
+    """Why the flat KV manager cannot be put under the scheduler that was asked for. None when all is well.
+
+    Args:
+        resolved: the settings.
+        scheduler_cls: the class that was asked for; None for vLLM's own.
+    """
+    if resolved.values.kv_manager != "flat" or scheduler_cls is None or is_tokenspeed(scheduler_cls):
+        return None
+    spelling = resolved.source("kv_manager").spelling("kv_manager")
+    return (
+        f"{spelling}: 'flat' does not go with {scheduler_cls.__qualname__}; "
+        "allowed: vllm, or flat with `--scheduler vllm` (it is a part of `--scheduler tokenspeed`)"
     )
 
 

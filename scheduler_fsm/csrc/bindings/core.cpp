@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "scheduler_fsm/csrc/bindings/pace_io.h"
+#include "scheduler_fsm/csrc/bindings/pool_reports.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
 
@@ -82,26 +83,9 @@ py::list Core::retract_all() {
     return requests;
 }
 
-py::list Core::drain_kv_events() {
-    const auto as_bytes = [](const kv_flat::Digest& key) {
-        return py::bytes(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
-    };
-    py::list events;
-    for (const kv_flat::KvEvent& event : scheduler_.kv().pool().events().drain()) {
-        const py::object parent = event.has_parent ? py::object(as_bytes(event.parent)) : py::none();
-        events.append(py::make_tuple(event.kind, event.group, event.block_tokens, as_bytes(event.key), parent,
-                                     int_list(event.tokens)));
-    }
-    return events;
-}
+py::list Core::drain_kv_events() { return bindings::drain_kv_events(scheduler_.kv().pool()); }
 
-py::list Core::drain_block_lives() {
-    py::list lives;
-    for (const kv_flat::BlockLife& life : scheduler_.kv().pool().drain_lives()) {
-        lives.append(py::make_tuple(life.lifetime_s, life.idle_s, py::tuple(py::cast(life.reuse_gaps_s))));
-    }
-    return lives;
-}
+py::list Core::drain_block_lives() { return bindings::drain_block_lives(scheduler_.kv().pool()); }
 
 py::dict Core::pace() const { return pace_report(scheduler_.state().pace); }
 

@@ -5,6 +5,7 @@
 #include "kv_flat/csrc/version.h"
 #include "scheduler_fsm/csrc/bindings/core.h"
 #include "scheduler_fsm/csrc/bindings/eviction_io.h"
+#include "scheduler_fsm/csrc/bindings/hosted_kv.h"
 #include "scheduler_fsm/csrc/bindings/kv_replay.h"
 #include "scheduler_fsm/csrc/bindings/kv_report.h"
 #include "scheduler_fsm/csrc/bindings/pace_io.h"
@@ -255,5 +256,6 @@ PYBIND11_MODULE(_core, module) {
     bind_plan(module);
     bind_core(module);
     bindings::bind_kv_replay(module);
+    bindings::bind_hosted_kv(module);
     bindings::bind_pace(module);
 }

@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/entry_points/general.py

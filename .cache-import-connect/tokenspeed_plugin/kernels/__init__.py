@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/kernels/__init__.py

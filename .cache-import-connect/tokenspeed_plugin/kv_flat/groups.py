@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/kv_flat/groups.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/placement/compiler.py

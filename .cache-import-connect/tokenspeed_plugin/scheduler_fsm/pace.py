@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/scheduler_fsm/pace.py

@@ -1,0 +1,1 @@
+/tmp/ws/wt/connect/tokenspeed_plugin/settings.py
