@@ -18,7 +18,7 @@ __all__ = ["clean_environment"]
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    def fail(add_flags: object) -> None:
+    def fail(*_: object) -> None:
         message = "No module named 'vllm.v9'"
         raise ModuleNotFoundError(message)
 

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/tokenspeed_plugin/__init__.py

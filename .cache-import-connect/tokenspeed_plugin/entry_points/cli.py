@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/entry_points/cli.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/entry_points/general.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/tokenspeed_plugin/flag_carrier.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/kernels/registry.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/kv_flat/__init__.py

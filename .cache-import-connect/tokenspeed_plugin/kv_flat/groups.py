@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/kv_flat/groups.py

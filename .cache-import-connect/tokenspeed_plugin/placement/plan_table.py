@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/placement/plan_table.py

@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/scheduler_fsm/request_desk.py

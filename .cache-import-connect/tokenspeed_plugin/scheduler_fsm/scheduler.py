@@ -1,1 +1,0 @@
-/tmp/ws/wt/connect/scheduler_fsm/scheduler.py
