@@ -17,7 +17,7 @@ from real_vllm.scenario import Outcome, PromptRequest, Scenario
 pytestmark = pytest.mark.real_vllm
 
 NUM_REQUESTS = 64
-NUM_REQUESTS_OF_OTHERS = 28  # one model runs them all, the others enough to fill 16 slots and be preempted
+NUM_REQUESTS_OF_OTHERS = 28  # two models run them all, the others enough to fill 16 slots and be preempted
 STOCK = None
 TOKENSPEED = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
 GEMMA_VOCABULARY_TOKENS = 262_144
@@ -63,7 +63,7 @@ CASES = {
     "qwen3": Case(partial(tiny_model, "qwen3"), _ALL_TRAFFIC, 704, 32),
     "qwen3_moe": Case(partial(tiny_model, "qwen3_moe"), _TINY_TRAFFIC, 704, 32),
     "mistral": Case(partial(tiny_model, "mistral"), _TINY_TRAFFIC, 704, 24),
-    "gemma3": Case(partial(tiny_model, "gemma3"), _TINY_TRAFFIC, 704, 80),
+    "gemma3": Case(partial(tiny_model, "gemma3"), _ALL_TRAFFIC, 704, 80),
     "gpt_oss": Case(partial(tiny_model, "gpt_oss"), _TINY_TRAFFIC, 704, 40),
     "gemma_270m": Case(gemma_model, _GEMMA_TRAFFIC, 832, 144, roomy_pool_bytes=512 << 20),
 }
