@@ -47,11 +47,11 @@ def outcomes(*scenarios: Scenario) -> list[Outcome]:
 
 
 def test_turns_and_forks_give_the_tokens_of_stock_and_reuse_parts_of_blocks() -> None:
-    """Blocks of 160 tokens are matched in pieces of 80, so forks inside a block copy it; a pool for two prompts preempts."""
+    """Blocks of 160 tokens are matched in pieces of 80, so forks inside a block copy it; four that outgrow a block each preempt."""
     shared = text(1, 400)
     forks = tuple(PromptRequest(shared + text(10 + i, 60), 24, arrival_step=30 * i) for i in range(4))
     again = PromptRequest(shared + text(10, 60) + text(20, 40), 24, arrival_step=200)
-    crowd = tuple(PromptRequest(text(30 + i, 200), 60, arrival_step=260) for i in range(4))
+    crowd = tuple(PromptRequest(text(30 + i, 120), 60, arrival_step=260) for i in range(4))
     requests = (*forks, again, *crowd)
     stock, flat = outcomes(
         scenario("qwen3", requests, 8, block_size=160), scenario("qwen3", requests, 8, block_size=160, **FLAT)
