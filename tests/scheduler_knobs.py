@@ -75,3 +75,16 @@ class Knobs:
     @property
     def pp_size(self) -> int:
         return max(1, self.pipeline_depth - 1)
+
+
+# Physical block tokens, tokens that prompts share, and those of them that are reused.
+REUSED_OF_COARSE_BLOCKS = [
+    (528, 480, 440),
+    (528, 1500, 1496),
+    (528, 2000, 1936),
+    (1536, 480, 384),
+    (1536, 1500, 1408),
+    (1536, 2000, 1920),
+]
+# Runner protocols and pipeline depths.
+RUNNER_SHAPES = [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)]

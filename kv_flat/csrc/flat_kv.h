@@ -126,6 +126,9 @@ class FlatKv {
     void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
                  std::uint32_t num_tokens);
 
+    /// Records the event that logical block `unit` of a sequence can be hit in `group`.
+    void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t unit);
+
     /// Adds the sequence's shares to `owners`, which is indexed by block. For integrity checks.
     static void count_owners(const KvSequence& sequence, std::vector<std::uint32_t>& owners);
 
@@ -144,7 +147,6 @@ class FlatKv {
     /// Makes a state hittable that the next step does not replace.
     void publish_whole_state(KvSequence::Column& column, GroupId group, const KeyChain& chain,
                              std::span<const TokenId> tokens, std::uint32_t num_complete);
-    void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t unit);
 
     KvConfig config_;
     std::uint32_t state_block_tokens_;

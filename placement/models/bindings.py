@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenspeed_plugin.hooks import plugin_manager
 from tokenspeed_plugin.placement.algebra import PlacementError
+from tokenspeed_plugin.placement.models.registry import HookCaller, with_added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,20 +86,13 @@ _BINDINGS: Final[Mapping[str, ModelBinding]] = {
 }
 
 
-def bindings(manager: Any = None) -> dict[str, ModelBinding]:
+def bindings(manager: HookCaller | None = None) -> dict[str, ModelBinding]:
     """Every architecture that plans can run on, ours and those of other distributions.
 
     Raises:
         PlacementError: an architecture is bound twice.
     """
-    known = dict(_BINDINGS)
-    for added in getattr((manager or plugin_manager()).hook, HOOK)():
-        twice = sorted(known.keys() & added.keys())
-        if twice:
-            message = f"architecture {twice[0]!r} is bound already; a second binding through {HOOK} is refused"
-            raise PlacementError(message)
-        known.update(added)
-    return known
+    return with_added(_BINDINGS, manager, HOOK, ("bound", "binding"))
 
 
 def binding_of(architecture: str, manager: Any = None) -> ModelBinding:

@@ -7,7 +7,7 @@ Other packages add an architecture with :func:`register_declaration`, or through
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tokenspeed_plugin.hooks import plugin_manager
 from tokenspeed_plugin.placement.algebra import PlacementError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.placement.graph import ModelGraph
 
 HOOK: Final = "tokenspeed_declare_models"
+
+Added = TypeVar("Added")
 
 
 class Declaration(Protocol):
@@ -91,12 +93,26 @@ def declare(name: str, config: Mapping[str, Any], manager: HookCaller | None = N
 
 def _known(manager: HookCaller | None) -> dict[str, Declaration]:
     """Shipped and registered declarations, and those that hooks add."""
-    known = dict(_DECLARATIONS)
-    hook = getattr((manager or plugin_manager()).hook, HOOK, None)
-    for added in hook() if hook is not None else ():
+    return with_added(_DECLARATIONS, manager, HOOK, ("declared", "declaration"))
+
+
+def with_added(
+    shipped: Mapping[str, Added], manager: HookCaller | None, hook: str, words: tuple[str, str]
+) -> dict[str, Added]:
+    """What we ship for each architecture, and what other distributions add through a hook.
+
+    Args:
+        words: for the error: what an architecture is by then, and what is refused.
+
+    Raises:
+        PlacementError: an architecture is there twice.
+    """
+    known = dict(shipped)
+    call = getattr((manager or plugin_manager()).hook, hook, None)
+    for added in call() if call is not None else ():
         twice = sorted(known.keys() & added.keys())
         if twice:
-            message = f"architecture {twice[0]!r} is declared already; a second declaration through {HOOK} is refused"
+            message = f"architecture {twice[0]!r} is {words[0]} already; a second {words[1]} through {hook} is refused"
             raise PlacementError(message)
         known.update(added)
     return known

@@ -12,6 +12,7 @@ StepBuilder::StepBuilder(EngineState& engine_state, ExecutionPlan& plan, const S
       token_budget(engine_state.config.max_scheduled_tokens),
       plan_(plan),
       input_rows_(engine_state.config.max_scheduled_tokens) {
+    record_.rows.reserve(engine.num_running());
     for (const OrderedRequests* set : {&engine.prefilling, &engine.transfers.loading, &engine.transfers.loaded}) {
         for (const Request* request : set->items()) {
             reservations.set(*request, engine.kv.blocks_to_complete(*request->kv(), request->num_known_tokens()));

@@ -5,7 +5,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from scheduler_knobs import Group
+
+from tokenspeed_plugin.scheduler_fsm import config_map
+
+
+def record_events(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Have every flat KV manager that is built from now on record events, and take these settings of `KvConfig`."""
+    original = config_map.kv_config
+
+    def recording(*args: Any) -> Any:
+        config = original(*args)
+        for name, value in {"record_events": True, **settings}.items():
+            setattr(config, name, value)
+        return config
+
+    monkeypatch.setattr(config_map, "kv_config", recording)
 
 
 class Replica:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from exact.replica import record_events
 from exact.store_connector import PATH
 from exact.timeline import Timeline
 from exact.workload import words
 from scheduler_knobs import Group, Knobs
 
-from tokenspeed_plugin.scheduler_fsm import config_map
 from tokenspeed_plugin.scheduler_fsm._core import KvEventKind
 
 pytestmark = pytest.mark.host_matrix
@@ -24,14 +24,7 @@ GROUPS = (Group(4), Group(4, 8))
 
 @pytest.fixture(autouse=True)
 def recorded_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = config_map.kv_config
-
-    def recording(*args: Any) -> Any:
-        config = original(*args)
-        config.record_events = True
-        return config
-
-    monkeypatch.setattr(config_map, "kv_config", recording)
+    record_events(monkeypatch)
 
 
 def timeline(**connector: Any) -> Timeline:

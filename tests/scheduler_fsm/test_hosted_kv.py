@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from exact.replica import Replica
+from exact.replica import Replica, record_events
 from exact.timeline import Timeline
 from exact.workload import Arrival, Workload, words
 from exact_worker import Driver
@@ -17,8 +17,6 @@ from scheduler_knobs import Group, Knobs
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.request import RequestStatus
-
-from tokenspeed_plugin.scheduler_fsm import config_map
 
 pytestmark = pytest.mark.host_matrix
 
@@ -116,14 +114,7 @@ def test_a_reset_takes_everything_back_and_is_refused_while_blocks_are_used() ->
 
 @pytest.mark.parametrize("match_tokens", [128, 2], ids=["one layer", "two layers"])
 def test_replayed_events_give_the_hittable_set(monkeypatch: pytest.MonkeyPatch, match_tokens: int) -> None:
-    original = config_map.kv_config
-
-    def recording(*args: Any) -> Any:
-        config = original(*args)
-        config.record_events = True
-        return config
-
-    monkeypatch.setattr(config_map, "kv_config", recording)
+    record_events(monkeypatch)
     run = Timeline("flat", Knobs(groups=(Group(4),), num_blocks=16, match_tokens=match_tokens))
     run.scheduler.kv_cache_manager.enable_kv_cache_events = True
     run.scheduler.kv_event_publisher = replica = Replica(run.knobs.groups)
@@ -145,14 +136,7 @@ def test_replayed_events_give_the_hittable_set(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_full_report_tells_the_hit_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = config_map.kv_config
-
-    def recording(*args: Any) -> Any:
-        config = original(*args)
-        config.record_events = True
-        return config
-
-    monkeypatch.setattr(config_map, "kv_config", recording)
+    record_events(monkeypatch)
     run = Timeline("flat", Knobs(groups=WINDOWED, num_blocks=64))
     manager = run.scheduler.kv_cache_manager
     manager.enable_kv_cache_events = True

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
-from exact.replica import Replica
+from exact.replica import Replica, record_events
 from exact.timeline import Timeline
 from exact.workload import words
 from scheduler_knobs import Group, Knobs
 
-from tokenspeed_plugin.scheduler_fsm import config_map
 from tokenspeed_plugin.scheduler_fsm._core import EvictionSpec
 
 pytestmark = pytest.mark.host_matrix
@@ -32,15 +30,7 @@ SHAPES = {
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     shape, policy = request.param
     groups, match_tokens = SHAPES[shape]
-    original = config_map.kv_config
-
-    def recording(*args: Any) -> Any:
-        config = original(*args)
-        config.record_events = True
-        config.eviction = EvictionSpec(name=policy)
-        return config
-
-    monkeypatch.setattr(config_map, "kv_config", recording)
+    record_events(monkeypatch, eviction=EvictionSpec(name=policy))
     knobs = Knobs(groups=groups, num_blocks=16 * len(groups), budget_tokens=32, match_tokens=match_tokens)
     run = Timeline("tokenspeed", knobs)
     run.replica = Replica(groups)

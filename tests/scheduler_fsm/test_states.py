@@ -18,27 +18,17 @@ from exact_worker import run_scenario
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_harness import OURS, make_harness
-from scheduler_knobs import Group, Knobs
+from scheduler_knobs import REUSED_OF_COARSE_BLOCKS, RUNNER_SHAPES, Group, Knobs
 
 pytestmark = pytest.mark.host_matrix
-
-REUSED_TOKENS = [
-    (528, 480, 440),
-    (528, 1500, 1496),
-    (528, 2000, 1936),
-    (1536, 480, 384),
-    (1536, 1500, 1408),
-    (1536, 2000, 1920),
-]
-SHAPES = [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)]
 
 
 def hybrid(block_tokens: int, num_states: int = 3) -> tuple[Group, ...]:
     return (*(Group(block_tokens, keeps_state=True) for _ in range(num_states)), Group(block_tokens))
 
 
-@pytest.mark.parametrize(("runner", "depth"), SHAPES)
-@pytest.mark.parametrize(("block_tokens", "shared_tokens", "reused_tokens"), REUSED_TOKENS)
+@pytest.mark.parametrize(("runner", "depth"), RUNNER_SHAPES)
+@pytest.mark.parametrize(("block_tokens", "shared_tokens", "reused_tokens"), REUSED_OF_COARSE_BLOCKS)
 def test_the_third_prompt_reuses_what_three_share(
     runner: str, depth: int, block_tokens: int, shared_tokens: int, reused_tokens: int
 ) -> None:

@@ -13,23 +13,13 @@ from exact.memory import ExactError
 from exact.timeline import Timeline
 from exact.workload import Arrival, Workload, words
 from scheduler_harness import OURS, make_harness
-from scheduler_knobs import Group, Knobs
+from scheduler_knobs import REUSED_OF_COARSE_BLOCKS, RUNNER_SHAPES, Group, Knobs
 
 from tokenspeed_plugin.kv_flat.groups import match_unit_tokens
 
 pytestmark = pytest.mark.host_matrix
 
-REUSED_TOKENS = [
-    (528, 480, 440),
-    (528, 1500, 1496),
-    (528, 2000, 1936),
-    (1536, 480, 384),
-    (1536, 1500, 1408),
-    (1536, 2000, 1920),
-    (16, 100, 96),
-    (128, 300, 256),
-]
-SHAPES = [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)]
+REUSED_TOKENS = [*REUSED_OF_COARSE_BLOCKS, (16, 100, 96), (128, 300, 256)]
 
 
 def knobs_of(block_tokens: int, runner: str = "v1", depth: int = 1, **fields: Any) -> Knobs:
@@ -51,7 +41,7 @@ def test_a_state_of_several_tokens_is_never_cut() -> None:
     assert match_unit_tokens([group], 130) == 130, "no unit fits: matches end at whole blocks"
 
 
-@pytest.mark.parametrize(("runner", "depth"), SHAPES)
+@pytest.mark.parametrize(("runner", "depth"), RUNNER_SHAPES)
 @pytest.mark.parametrize(("block_tokens", "shared_tokens", "reused_tokens"), REUSED_TOKENS)
 def test_shared_tokens_are_reused(
     runner: str, depth: int, block_tokens: int, shared_tokens: int, reused_tokens: int
@@ -68,7 +58,7 @@ def test_shared_tokens_are_reused(
     assert run.cached == {"r0": 0, "r1": reused_tokens, "r2": reused_tokens, "late": reused_tokens}
 
 
-@pytest.mark.parametrize(("runner", "depth"), SHAPES)
+@pytest.mark.parametrize(("runner", "depth"), RUNNER_SHAPES)
 def test_the_next_turn_writes_on_in_its_own_block(runner: str, depth: int) -> None:
     run = Timeline("tokenspeed", knobs_of(1536, runner, depth))
     history = words(1, 600)

@@ -41,9 +41,7 @@ def check(vllm_config: Any, kv_cache_config: Any = None) -> None:
     Raises:
         ConfigRefusedError: names every such setting, its value and the way on.
     """
-    if lines := refusals(vllm_config, kv_cache_config):
-        msg = "the tokenspeed scheduler cannot honour:\n  " + "\n  ".join(lines)
-        raise ConfigRefusedError(msg)
+    _refuse("the tokenspeed scheduler", refusals(vllm_config, kv_cache_config))
 
 
 def check_kv_manager(vllm_config: Any, kv_cache_config: Any = None) -> None:
@@ -55,6 +53,10 @@ def check_kv_manager(vllm_config: Any, kv_cache_config: Any = None) -> None:
     found = [row.line(vllm_config) for row in hosted_rows.REFUSED]
     if kv_cache_config is not None:
         found += [row.line(kv_cache_config) for row in hosted_rows.KV_REFUSED]
-    if lines := [line for line in found if line]:
-        msg = "the flat KV manager cannot honour:\n  " + "\n  ".join(lines)
+    _refuse("the flat KV manager", [line for line in found if line])
+
+
+def _refuse(who: str, lines: list[str]) -> None:
+    if lines:
+        msg = f"{who} cannot honour:\n  " + "\n  ".join(lines)
         raise ConfigRefusedError(msg)

@@ -116,11 +116,13 @@ def shown(value: Any) -> str:
     return ", ".join(sorted(set(kinds))) or repr(value)
 
 
-def _is_set(value: Any) -> bool:
+def is_set(value: Any) -> bool:
+    """Whether there is a value."""
     return value is not None
 
 
-def _is_many(value: Any) -> bool:
+def is_many(value: Any) -> bool:
+    """Whether a number of ranks or the like is above one."""
     return value is not None and value > 1
 
 
@@ -153,13 +155,13 @@ def _layer_specs(spec: Any) -> list[Any]:
 # fmt: off
 REFUSED: tuple[Refused, ...] = (
     # KV cache
-    Refused("cache_config.prefix_match_unit", _is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
+    Refused("cache_config.prefix_match_unit", is_set, "a match unit of its own", "leave out `--prefix-match-unit`"),
     Refused("cache_config.prefix_cache_retention_interval", lambda v: v != 0, "a retention interval", "leave it out"),
     Refused("kv_transfer_config.kv_connector", is_refused, "this KV connector", "choose another in `--kv-transfer-config`"),
     Refused("kv_transfer_config.kv_connector_extra_config", has_refused_child, "one of these KV connectors", "choose others"),
-    Refused("ec_transfer_config.ec_connector", _is_set, "an encoder-cache connector", "leave out `--ec-transfer-config`"),
-    Refused("ec_manager_config.encoder_cache_manager_cls", _is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
-    Refused("attention_config.hisparse_config", _is_set, "HiSparse", "leave it out of `--attention-config`"),
+    Refused("ec_transfer_config.ec_connector", is_set, "an encoder-cache connector", "leave out `--ec-transfer-config`"),
+    Refused("ec_manager_config.encoder_cache_manager_cls", is_set, "a custom encoder cache", "leave out `--ec-manager-config`"),
+    Refused("attention_config.hisparse_config", is_set, "HiSparse", "leave it out of `--attention-config`"),
     # kinds of model
     Refused("model_config.is_encoder_decoder", bool, "an encoder-decoder model", "serve a decoder-only model"),
     Refused("model_config.is_diffusion", bool, "a diffusion model", "serve an autoregressive model"),
@@ -183,7 +185,7 @@ REFUSED_TOGETHER: tuple[RefusedTogether, ...] = (
 # Known once the workers reported their layers, so only the scheduler can look.
 KV_REFUSED: tuple[Refused, ...] = (
     Refused("kv_cache_groups", _has_unsupported_kind, "this kind of KV cache group", "serve a model with full or sliding-window attention"),
-    Refused("hisparse_host_num_blocks", _is_set, "HiSparse", "leave it out of `--attention-config`"),
+    Refused("hisparse_host_num_blocks", is_set, "HiSparse", "leave it out of `--attention-config`"),
 )
 
 ADJUSTED: tuple[Adjusted, ...] = (

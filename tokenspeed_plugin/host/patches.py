@@ -127,18 +127,16 @@ def install_parser(add_flags: Callable[[Any], None]) -> None:
     Args:
         add_flags: adds our flags to the argument parser that it is given.
     """
-    owner, attribute = _owner(PARSER.target)
-    if _name_on(owner, attribute) == PARSER.name:
-        return
-    original = getattr(owner, attribute)
 
-    @functools.wraps(original)
-    def add_cli_args(*args: Any, **kwargs: Any) -> Any:
-        parser = original(*args, **kwargs)
-        add_flags(parser)
-        return parser
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add_cli_args(*args: Any, **kwargs: Any) -> Any:
+            parser = original(*args, **kwargs)
+            add_flags(parser)
+            return parser
 
-    setattr(owner, attribute, staticmethod(_marked(add_cli_args, PARSER)))
+        return add_cli_args
+
+    _wrap(PARSER, around, kind=staticmethod)
 
 
 def install_engine_config(create: Callable[..., Any]) -> None:
@@ -147,16 +145,14 @@ def install_engine_config(create: Callable[..., Any]) -> None:
     Args:
         create: called as `create(original, engine_args, *args, **kwargs)`, returns the `VllmConfig`.
     """
-    owner, attribute = _owner(ENGINE_CONFIG.target)
-    if _name_on(owner, attribute) == ENGINE_CONFIG.name:
-        return
-    original = getattr(owner, attribute)
 
-    @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return create(original, self, *args, **kwargs)
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return create(original, self, *args, **kwargs)
 
-    setattr(owner, attribute, _marked(create_engine_config, ENGINE_CONFIG))
+        return create_engine_config
+
+    _wrap(ENGINE_CONFIG, around)
 
 
 def install_block_hasher(factory: BlockHasherFactory, vllm_config: Any, *, has_connector: bool) -> bool:
@@ -198,20 +194,23 @@ def install_stat_loggers(loggers_for: Callable[[Any], list[type]]) -> None:
     Args:
         loggers_for: takes the `VllmConfig` of an engine, returns our loggers for it.
     """
-    owner, attribute = _owner(STAT_LOGGERS.target)
-    if _name_on(owner, attribute) == STAT_LOGGERS.name:
-        return
-    original = getattr(owner, attribute)
 
-    @functools.wraps(original)
-    def build(
-        self: Any, vllm_config: Any, engine_idxs: Any = None, custom_stat_loggers: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        # Ours come first: they take out of a report what vLLM's own would not understand.
-        loggers = [*loggers_for(vllm_config), *(custom_stat_loggers or ())]
-        original(self, vllm_config, engine_idxs, loggers or None, *args, **kwargs)
+    def around(original: Callable[..., None]) -> Callable[..., None]:
+        def build(
+            self: Any,
+            vllm_config: Any,
+            engine_idxs: Any = None,
+            custom_stat_loggers: Any = None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            # Ours come first: they take out of a report what vLLM's own would not understand.
+            loggers = [*loggers_for(vllm_config), *(custom_stat_loggers or ())]
+            original(self, vllm_config, engine_idxs, loggers or None, *args, **kwargs)
 
-    setattr(owner, attribute, _marked(build, STAT_LOGGERS))
+        return build
+
+    _wrap(STAT_LOGGERS, around)
 
 
 def install_kv_map() -> None:
@@ -283,6 +282,22 @@ def kv_manager(factory: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         setattr(owner, attribute, original)
+
+
+def _wrap(
+    patch: Patch, around: Callable[[Callable[..., Any]], Callable[..., Any]], kind: Callable[[Any], Any] = lambda f: f
+) -> None:
+    """Put a function around vLLM's, once in a process.
+
+    Args:
+        around: takes vLLM's function, returns the one that calls it.
+        kind: makes an attribute of the class of it, such as `staticmethod`.
+    """
+    owner, attribute = _owner(patch.target)
+    if _name_on(owner, attribute) == patch.name:
+        return
+    original = getattr(owner, attribute)
+    setattr(owner, attribute, kind(_marked(functools.wraps(original)(around(original)), patch)))
 
 
 def _marked(function: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed_plugin.host import placed_models
 from tokenspeed_plugin.host.check import require_placement
-from tokenspeed_plugin.host.config_rows import shown, value_at
+from tokenspeed_plugin.host.config_rows import is_many, is_set, shown, value_at
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.settings import ResolvedSettings, SettingsError
 
@@ -41,22 +41,14 @@ class Unplaced:
         return f"{self.setting}={shown(value)}: {self.what} is not supported; {self.way_on}, or use `--placement off`"
 
 
-def _is_many(value: Any) -> bool:
-    return value is not None and value > 1
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None
-
-
 # fmt: off
 UNPLACED: tuple[Unplaced, ...] = (
-    Unplaced("parallel_config.decode_context_parallel_size", _is_many, "context parallelism", "leave it out"),
-    Unplaced("parallel_config.prefill_context_parallel_size", _is_many, "context parallelism", "leave it out"),
+    Unplaced("parallel_config.decode_context_parallel_size", is_many, "context parallelism", "leave it out"),
+    Unplaced("parallel_config.prefill_context_parallel_size", is_many, "context parallelism", "leave it out"),
     Unplaced("parallel_config.enable_eplb", bool, "expert load balancing", "leave out `--enable-eplb`"),
     Unplaced("parallel_config.enable_elastic_ep", bool, "elastic expert parallelism", "leave out `--enable-elastic-ep`"),
     Unplaced("parallel_config.use_ubatching", bool, "micro-batching", "leave out `--enable-dbo`"),
-    Unplaced("lora_config", _is_set, "LoRA", "leave out `--enable-lora`"),
+    Unplaced("lora_config", is_set, "LoRA", "leave out `--enable-lora`"),
     Unplaced("model_config.enable_prompt_embeds", bool, "a prompt of embeddings", "leave out `--enable-prompt-embeds`"),
     Unplaced("model_config.is_multimodal_model", bool, "a multimodal model", "serve a text model"),
     Unplaced("model_config.runner_type", lambda v: v == "pooling", "a pooling model", "serve a generative model"),

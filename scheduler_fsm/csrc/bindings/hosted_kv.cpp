@@ -46,8 +46,7 @@ void HostedKv::open(const std::string& id, PreparedPrompt& prompt, const kv_flat
 std::uint32_t HostedKv::probe(const std::string& id, std::uint32_t max_tokens, std::uint32_t num_whole) {
     Held& held = at(id);
     const auto keys = held.prompt.chain.keys();
-    const MatchEnd end = whole_blocks_only_ ? MatchEnd::kPhysicalBlock : MatchEnd::kLogicalBlock;
-    held.match = kv_.probe(keys, max_tokens, drop_last_match_block_, end);
+    held.match = kv_.probe(keys, max_tokens, drop_last_match_block_, match_end());
     // A request that could only start with one more block than it needs might never start.
     if (held.match.num_tokens > 0 && kv_.blocks_to_open(held.match, num_whole) > kv_.pool().num_free())
         held.match = kv_.probe(keys, max_tokens, drop_last_match_block_, MatchEnd::kPhysicalBlock);
@@ -79,8 +78,7 @@ bool HostedKv::fits(std::uint32_t num_blocks, std::uint32_t num_whole_blocks, co
 bool HostedKv::begin(Held& held, const Growth& growth) {
     if (growth.num_hit == 0) held.match = kv_.no_match();
     if (growth.num_hit > 0 && (held.matched_at != num_changes_ || held.match.num_tokens != growth.num_hit)) {
-        const MatchEnd end = whole_blocks_only_ ? MatchEnd::kPhysicalBlock : MatchEnd::kLogicalBlock;
-        held.match = kv_.probe(held.prompt.chain.keys(), growth.num_hit, false, end);
+        held.match = kv_.probe(held.prompt.chain.keys(), growth.num_hit, false, match_end());
         if (held.match.num_tokens != growth.num_hit) return false;  // evicted since; the next lookup knows
     }
     const std::uint32_t num_whole = growth.num_whole > 0 ? kv_.blocks_to_open(held.match, growth.num_whole) : 0;
@@ -285,18 +283,9 @@ void HostedKv::record_match(const std::string& id) {
     const std::vector<GroupSpec>& groups = kv_.config().groups;
     for (GroupId group = 0; group < groups.size(); ++group) {
         for (std::uint32_t unit = 0; unit < held.match.num_tokens / key_tokens; ++unit) {
-            const std::uint32_t begin = unit * key_tokens;
-            if (held.match.blocks[group][begin / groups[group].block_tokens] == kv_flat::kNullBlock) continue;
-            kv_flat::KvEvent stored;
-            stored.kind = kv_flat::KvEvent::Kind::kStored;
-            stored.group = group;
-            stored.block_tokens = key_tokens;
-            stored.key = chain.keys()[unit];
-            stored.has_parent = unit > 0;
-            stored.parent = unit > 0 ? chain.keys()[unit - 1] : chain.root();
-            const auto tokens = std::span(held.prompt.tokens).subspan(begin, key_tokens);
-            stored.tokens.assign(tokens.begin(), tokens.end());
-            kv_.pool().events().record(std::move(stored));
+            if (held.match.blocks[group][unit * key_tokens / groups[group].block_tokens] == kv_flat::kNullBlock)
+                continue;
+            kv_.record_stored(chain, held.prompt.tokens, group, unit);
         }
     }
 }

@@ -117,6 +117,9 @@ class HostedKv {
     [[nodiscard]] bool begin(Held& held, const Growth& growth);
     [[nodiscard]] bool extend(Held& held, const Growth& growth);
     [[nodiscard]] std::uint32_t blocks_to_begin(const kv_flat::Match& match, const Growth& growth) const;
+    [[nodiscard]] kv_flat::MatchEnd match_end() const noexcept {
+        return whole_blocks_only_ ? kv_flat::MatchEnd::kPhysicalBlock : kv_flat::MatchEnd::kLogicalBlock;
+    }
     [[nodiscard]] bool fits(std::uint32_t num_blocks, std::uint32_t num_whole_blocks, const Growth& growth) const;
     [[nodiscard]] py::object news(Held& held, const std::vector<kv_flat::GroupId>& unzeroed);
     void publish(Held& held, const py::list& tokens, std::uint32_t num_tokens);
