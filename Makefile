@@ -30,6 +30,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(BUILD_JOBS)
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
+# Without bytecode files each process that imports vLLM compiles its sources again: half a minute of processor time.
+unexport PYTHONDONTWRITEBYTECODE
 
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 BUILD_INPUTS = pyproject.toml CMakeLists.txt tokenspeed_plugin/__init__.py $(wildcard cmake/*) $(CPP_SOURCES) \

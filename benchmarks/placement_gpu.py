@@ -2,26 +2,26 @@
 """vLLM's own models and placed ones on the same ranks: step times, tokens, collectives, and how good the cost table is.
 
 ``python -m benchmarks.placement_gpu [--ranks N] [--models dense mla dense_8b] [--batches 1 16 128] [--prefill-tokens 8192]
-[--reps 5] [--json FILE] [--table FILE] [--check]``. ``--quick`` runs tiny models on two CPU ranks, to test the benchmark
+[--reps 5] [--json FILE] [--table FILE] [--check]``. ``--quick`` runs a tiny model on two CPU ranks, to test the benchmark
 itself: its times mean nothing, its tokens and collectives do. With ``--ranks 1`` it shows what a placed model costs.
 
-Each engine runs in a process of its own, one after another: timed as vLLM runs it (compiled, CUDA graphs), and once eagerly for
-tokens and for counting collectives. ``--table FILE`` writes the cost table fitted from this run.
+All engines of a model stand side by side, one process each, and are measured in turns: as vLLM runs them (compiled, CUDA graphs,
+vLLM's scheduler), and eagerly, with batch-invariant kernels, for tokens and for counting collectives. ``--table FILE`` writes the
+cost table fitted from this run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control.fleet import import_folder, worker_environment
 from benchmarks.gpu.models import MODELS, TINY_MODELS, Model, write_model
-from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, fitted, placement_bars
+from benchmarks.placed.bars import fitted, placement_bars
+from benchmarks.placed.run import ModelRun
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
 
 _DENSE_8B = {
@@ -32,25 +32,15 @@ _DENSE_8B = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
+_KV_CACHE_BYTES = 4 << 30
+"""Enough for the largest batch and the longest prompt of every model, and little enough for ten engines on one GPU."""
 _ALL = {
-    **MODELS,
-    "dense_8b": Model("dense_8b", {**MODELS["dense"].config, **_DENSE_8B}, MODELS["dense"].kv_cache_bytes),
+    name: Model(name, config, _KV_CACHE_BYTES)
+    for name, config in (
+        *((model.name, model.config) for model in MODELS.values()),
+        ("dense_8b", {**MODELS["dense"].config, **_DENSE_8B}),
+    )
 }
-
-
-def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, dict[str, Any]]:
-    """Name -> placement and expert parallelism of the engines that are compared; vLLM's CPU kernel cannot split experts."""
-    whole = f"attn=tp{ranks},dense=tp{ranks}"
-    found: dict[str, dict[str, Any]] = {
-        "stock": {"placement": None, "expert_parallel": False},
-        "placed": {"placement": "auto", "expert_parallel": False},
-    }
-    if ranks > 1:
-        found["placed, tokens split"] = {"placement": f"{whole},residual=sharded", "expert_parallel": False}
-    if ranks > 1 and model == "mla" and device != "cpu":
-        found["stock, experts"] = {"placement": None, "expert_parallel": True}
-        found["placed, experts"] = {"placement": f"{whole},moe=ep{ranks}", "expert_parallel": True}
-    return found
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -63,8 +53,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefill-tokens", type=int, default=8192)
     parser.add_argument("--decode-steps", type=int, default=128)
     parser.add_argument("--reps", type=int, default=5)
-    parser.add_argument("--seconds-per-engine", type=float, default=600.0)
-    parser.add_argument("--quick", action="store_true", help="tiny models on CPU")
+    parser.add_argument("--seconds-to-start", type=float, default=400.0, help="for all engines of a model")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
+    parser.add_argument("--quick", action="store_true", help="a tiny model on CPU")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--table", metavar="FILE", help="write the fitted cost table")
     parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
@@ -79,14 +70,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse_arguments(arguments)
     figures: dict[str, Any] = {"ranks": options.ranks, "models": {}}
+    known = TINY_MODELS if options.quick else _ALL
     with tempfile.TemporaryDirectory(prefix="placement-gpu-") as temporary:
+        folder = Path(temporary)
         for name in options.models:
-            measured = figures["models"][name] = {}
-            folder = write_model((TINY_MODELS if options.quick else _ALL)[name], Path(temporary))
-            for system, settings in systems_of(name, options.ranks, "cpu" if options.quick else "cuda").items():
-                if not options.systems or system in options.systems:
-                    measured[system] = _run(options, name, folder, settings, links=system == "stock")
-                    write_json(options.json, figures, [])
+            run = ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes)
+            figures["models"][name] = run.measure(folder)
+            write_json(options.json, figures, [])
+        if options.logs:
+            Path(options.logs).mkdir(parents=True, exist_ok=True)
+            for log in folder.glob("*.log"):
+                shutil.copy(log, options.logs)
     table, figures["links"] = fitted(figures)
     if options.table and table:
         Path(options.table).write_text(table.model_dump_json(indent=1) + "\n")
@@ -95,52 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
     _print(figures)
     print_outcomes(outcomes)
     return exit_code(outcomes, options.check)
-
-
-def _run(
-    options: argparse.Namespace, name: str, folder: Path, settings: dict[str, Any], *, links: bool
-) -> dict[str, Any]:
-    """Figures of one system: a timed engine and an eager one, which on CPU are the same."""
-    shared = {
-        **settings,
-        "model": str(folder),
-        "device": "cpu" if options.quick else "cuda",
-        "ranks": options.ranks,
-        "batches": options.batches,
-        "prefill_tokens": options.prefill_tokens,
-        "decode_steps": options.decode_steps,
-        "reps": options.reps,
-        "kv_cache_bytes": (TINY_MODELS if options.quick else _ALL)[name].kv_cache_bytes,
-        "link_sizes_bytes": QUICK_LINK_SIZES_BYTES if options.quick else LINK_SIZES_BYTES,
-    }
-    links = links and options.ranks > 1
-    if options.quick:
-        return _engine({**shared, "timed": True, "eager": True, "links": links}, options.seconds_per_engine)
-    timed = _engine({**shared, "timed": True, "eager": False, "links": links}, options.seconds_per_engine)
-    eager = _engine({**shared, "timed": False, "eager": True, "links": False}, options.seconds_per_engine)
-    return {**eager, **timed}
-
-
-def _engine(options: dict[str, Any], seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.placed.engine_process"]
-    environment = {**worker_environment(), "PYTHONPATH": str(import_folder())}
-    try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(options),
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=environment,
-            cwd=import_folder(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no figures after {seconds:.0f} s"}
-    if done.returncode or not done.stdout:
-        return {"error": " | ".join(done.stderr.splitlines()[-3:])[-800:]}
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
 
 
 def _print(figures: dict[str, Any]) -> None:

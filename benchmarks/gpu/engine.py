@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.control.systems import SCHEDULER_CLASSES
@@ -29,6 +29,15 @@ class EngineOptions:
     """Tokens of a step, vLLM's `max_num_batched_tokens`."""
     serve_flags: tuple[str, ...] = ()
     """Further flags of `vllm serve`; the last of two wins."""
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `LLM`; they win over the benchmark's own."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Further environment variables of the engine."""
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether vLLM runs without plugins: the system is `stock` or a variant of it, such as `stock-experts`."""
+        return self.system.partition("-")[0] == "stock"
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as a JSON object."""
@@ -38,9 +47,10 @@ class EngineOptions:
 def prepare_environment(options: EngineOptions) -> None:
     """Set what vLLM reads when it is imported; call before the first import of vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
+    os.environ.update(options.environment)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS"):
         os.environ.setdefault(name, "1")
-    if options.system == "stock":
+    if options.is_stock:
         os.environ["VLLM_PLUGINS"] = ""
     if options.device == "cpu":
         os.environ["VLLM_TARGET_DEVICE"] = "cpu"
@@ -72,7 +82,7 @@ def build_engine(options: EngineOptions) -> Any:
         settings |= {"enforce_eager": True}
     if options.system == "ours":
         settings["scheduler_cls"] = SCHEDULER_CLASSES["ours"]
-    return LLM(**settings)
+    return LLM(**{**settings, **options.llm_settings})
 
 
 def describe(llm: Any) -> dict[str, Any]:

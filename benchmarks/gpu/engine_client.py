@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -54,8 +55,16 @@ class EngineProcess:
         self._send({"command": command, **arguments})
         return self._receive()
 
+    def let_go(self) -> None:
+        """Tell the process to end, without waiting for it."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.stdin = None
+
     def stop(self) -> None:
         """End the process; kill it when it does not end in 30 seconds."""
+        self.let_go()
         try:
             self._process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
@@ -90,9 +99,11 @@ def engines(
     timeout_s: float,
     environment: dict[str, str] | None = None,
     together: bool = True,
+    failures: dict[str, str] | None = None,
 ) -> Iterator[dict[str, EngineProcess]]:
     """Build an engine per entry, side by side or one after the other, and stop them all at the end.
 
+    One that cannot be built raises EngineFailedError; with `failures` its reason is noted there and the others go on.
     Every system keeps caches of compiled code of its own, so that two that start together do not write one file.
     """
     processes: dict[str, EngineProcess] = {}
@@ -105,12 +116,23 @@ def engines(
             if not together:
                 processes[entry.system].wait_until_built(timeout_s)
         if together:
-            for process in processes.values():
-                process.wait_until_built(timeout_s)
-        yield processes
+            _wait_for_all(processes, timeout_s, failures)
+        yield {system: process for system, process in processes.items() if system not in (failures or {})}
     finally:
         for process in processes.values():
+            process.let_go()
+        for process in processes.values():
             process.stop()
+
+
+def _wait_for_all(processes: dict[str, EngineProcess], timeout_s: float, failures: dict[str, str] | None) -> None:
+    for system, process in processes.items():
+        try:
+            process.wait_until_built(timeout_s)
+        except EngineFailedError as error:
+            if failures is None:
+                raise
+            failures[system] = str(error)
 
 
 def _triton_cache(folder: Path, options: EngineOptions) -> dict[str, str]:

@@ -43,8 +43,10 @@ def main() -> None:
         return
     from benchmarks.agentic.engine_replay import sessions, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
+    from benchmarks.placed.measurements import collectives, links
 
-    commands = {**COMMANDS, "sessions": sessions, "step_shapes": step_shapes}
+    more = {"sessions": sessions, "step_shapes": step_shapes, "collectives": collectives, "links": links}
+    commands = {**COMMANDS, **more}
     for line in sys.stdin:
         request = json.loads(line)
         command = commands[request["command"]]

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.placed.bars import fitted, placement_bars
-from benchmarks.placement_gpu import systems_of
+from benchmarks.placed.run import System, systems_of
 
-TOKENS = [[1, 2, 3], [4, 5, 6]]
+EQUAL = {"requests": 2, "constant_answers": 0, "mismatches": []}
+PARTED = {**EQUAL, "mismatches": [{"request": 1, "position": 2, "margin": 0.3}]}
 
 
 def figures(ranks: int = 2, **placed: Any) -> dict[str, Any]:
-    stock = {"decode_ms": {"1": 2.0, "128": 4.0}, "prefill_ms": 100.0, "tokens": TOKENS}
-    return {"ranks": ranks, "models": {"dense": {"stock": stock, "placed": {**stock, **placed}}}, "links": {}}
+    stock = {"decode_ms": {"1": 2.0, "128": 4.0}, "prefill_ms": 100.0}
+    ours = {**stock, "tokens": EQUAL, **placed}
+    return {"ranks": ranks, "models": {"dense": {"stock": stock, "placed": ours}}, "links": {}}
 
 
 def missed(found: dict[str, Any]) -> list[str]:
@@ -32,7 +34,7 @@ def test_equal_figures_meet_the_bars_of_one_rank() -> None:
         ({"decode_ms": {"1": 2.1, "128": 4.0}}, "decode at batch 1, speed over stock"),
         ({"decode_ms": {"1": 2.0, "128": 4.2}}, "decode at batch 128, speed over stock"),
         ({"prefill_ms": 103.0}, "prefill, speed over stock"),
-        ({"tokens": [[1, 2, 3], [4, 5, 7]]}, "requests whose greedy tokens differ"),
+        ({"tokens": PARTED}, "requests whose greedy tokens differ"),
     ],
 )
 def test_each_figure_can_miss_its_bar(placed: dict[str, Any], name: str) -> None:
@@ -45,9 +47,14 @@ def test_a_failed_engine_and_constant_answers_meet_nothing() -> None:
     found["models"]["dense"]["placed"] = {"error": "out of memory"}
     assert all("out of memory" in line for line in missed(found))
     assert len(missed(found)) == 2
-    constant = figures(1)
-    constant["models"]["dense"]["stock"]["tokens"] = [[1, 1, 1], [2, 2, 2]]
+    constant = figures(1, tokens={**EQUAL, "constant_answers": 2})
     assert any("equality proves nothing" in line for line in missed(constant))
+
+
+def test_two_ranks_may_part_where_both_tokens_are_as_likely() -> None:
+    assert any("where answers part: 0.3" in line for line in missed(figures(tokens=PARTED)))
+    near = {**EQUAL, "mismatches": [{"request": 0, "position": 1, "margin": 0.1}]}
+    assert not any("where answers part" in line for line in missed(figures(tokens=near)))
 
 
 def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
@@ -64,9 +71,6 @@ def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
 
 
 def test_experts_are_compared_with_vllms_experts() -> None:
-    assert systems_of("mla", 2)["placed, experts"] == {
-        "placement": "attn=tp2,dense=tp2,moe=ep2",
-        "expert_parallel": True,
-    }
+    assert systems_of("mla", 2)["placed-experts"] == System("attn=tp2,dense=tp2,moe=ep2", expert_parallel=True)
     assert set(systems_of("dense", 1)) == {"stock", "placed"}
-    assert set(systems_of("mla", 2, "cpu")) == {"stock", "placed", "placed, tokens split"}
+    assert set(systems_of("mla", 2, "cpu")) == {"stock", "placed", "placed-split"}
