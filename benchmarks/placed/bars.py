@@ -52,7 +52,9 @@ def _bars_of(model: str, systems: dict[str, Any], system: str, ranks: int) -> li
     peer = "stock-experts" if system.endswith("experts") else "stock"
     batches = systems[system].get("decode_ms", {})
     split = "split" in system
-    bars = [_ratio(model, systems, system, peer, f"decode at batch {batch}", ("decode_ms", batch)) for batch in batches]
+    # A forced split is there for its prefill; decode steps are judged as the cost model has them.
+    judged = () if split else batches
+    bars = [_ratio(model, systems, system, peer, f"decode at batch {batch}", ("decode_ms", batch)) for batch in judged]
     prefill = LEAST_PREFILL_RATIO if split else LEAST_RATIO
     bars.append(_ratio(model, systems, system, peer, "prefill", ("prefill_ms",), prefill))
     if system == "placed" and ranks > 1:
