@@ -227,10 +227,11 @@ def default_registry() -> Registry:
     global _loaded  # noqa: PLW0603 - one registry per process, filled once
     if not _loaded:
         from tokenspeed_plugin.hooks import plugin_manager
-        from tokenspeed_plugin.kernels.mla.solutions import SOLUTIONS
+        from tokenspeed_plugin.kernels.comm.solutions import SOLUTIONS as COMM
+        from tokenspeed_plugin.kernels.mla.solutions import SOLUTIONS as MLA
 
         _loaded = True
-        for spec in SOLUTIONS:
+        for spec in (*MLA, *COMM):
             _registry.register(spec)
         for offered in plugin_manager().hook.tokenspeed_kernels():
             for spec in offered:

@@ -15,7 +15,7 @@ import torch
 from benchmarks.latent.cells import Cell
 from tokenspeed_plugin.kernels.graph_timing import GRAPH_CALLS, time_us
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS
-from tokenspeed_plugin.kernels.mla.sm90.library import LibraryUnavailableError, find_nvcc
+from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError, find_nvcc
 
 L2_MULTIPLE = 4
 

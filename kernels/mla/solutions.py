@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenspeed_plugin.kernels.mla.sm90 import library
+from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,
@@ -107,10 +107,10 @@ SOLUTIONS = (
             ShapeTrait("query_tokens", 1, 8),
             ShapeTrait("page_tokens", 1, power_of_two=True),
         ),
-        unavailable=library.unavailable_reason,
+        unavailable=SOURCES.unavailable_reason,
         plan=_plan_sm90,
         workspace=_workspace_sm90,
-        source=library.source_hash,
+        source=SOURCES.source_hash,
     ),
     KernelSpec(
         "mla",

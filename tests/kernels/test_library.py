@@ -1,53 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hopper library: it compiles on any machine with nvcc, without spills or serialized products; else it says why not."""
+"""The Hopper libraries: they compile on any machine with nvcc, without spills or serialized products; else they say why not."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tokenspeed_plugin.kernels.mla.sm90 import library
+from tokenspeed_plugin.kernels.comm import library as comm
+from tokenspeed_plugin.kernels.comm.abi import CommLibrary, Params
+from tokenspeed_plugin.kernels.mla.sm90 import library as mla
 from tokenspeed_plugin.kernels.mla.sm90.abi import DecodeParams, MlaLibrary
+from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError, find_nvcc
 
 
-def test_it_compiles_clean_or_names_what_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sources", "kernel", "load"),
+    [(mla.SOURCES, "decode_kernel", MlaLibrary), (comm.SOURCES, "add_norm_kernel", CommLibrary)],
+)
+def test_it_compiles_clean_or_names_what_is_missing(
+    sources: CudaSources, kernel: str, load: Callable[[str], object], tmp_path: Path
+) -> None:
     target = tmp_path / "library.so"
-    if library.find_nvcc() is None:
-        with pytest.raises(library.LibraryUnavailableError, match="nvcc was found neither under"):
-            library.build(target)
+    if find_nvcc() is None:
+        with pytest.raises(LibraryUnavailableError, match="nvcc was found neither under"):
+            sources.build(target)
         return
-    report = library.build(target, ("-Xptxas=-v",))
-    assert report.count("decode_kernel") >= 2
+    report = sources.build(target, ("-Xptxas=-v",))
+    assert report.count(kernel) >= 2
     assert "C75" not in report  # ptxas would have serialized the products
     spills = [line for line in report.splitlines() if "spill stores" in line]
     assert spills
     assert all("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-    assert target.exists()
+    load(str(target))  # the parameter block has the same size on both sides
 
 
-def test_the_parameter_block_is_checked_before_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("library", "prefix", "block", "name"),
+    [
+        (MlaLibrary, "tokenspeed_mla_", DecodeParams, "DecodeParams"),
+        (CommLibrary, "tokenspeed_comm_", Params, "Params"),
+    ],
+)
+def test_the_parameter_block_is_checked_before_use(
+    library: type, prefix: str, block: type[ctypes.Structure], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Foreign:
         def __init__(self, _: str) -> None:
-            for name in ("tokenspeed_mla_error", "tokenspeed_mla_plan", "tokenspeed_mla_decode"):
-                setattr(self, name, lambda: None)
-            self.tokenspeed_mla_params_bytes = lambda: ctypes.sizeof(DecodeParams) + 8
+            setattr(self, f"{prefix}params_bytes", lambda: ctypes.sizeof(block) + 8)
+
+        def __getattr__(self, function: str) -> object:
+            if not function.startswith(prefix):
+                raise AttributeError(function)
+            setattr(self, function, lambda: None)
+            return getattr(self, function)
 
     monkeypatch.setattr(ctypes, "CDLL", Foreign)
-    with pytest.raises(RuntimeError, match=r"DecodeParams has .* bytes there and .* here; rebuild the library"):
-        MlaLibrary("foreign.so")
+    with pytest.raises(RuntimeError, match=rf"{name} has .* bytes there and .* here; rebuild the library"):
+        library("foreign.so")
 
 
 def test_a_missing_compiler_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENSPEED_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    reason = library.unavailable_reason()
+    reason = mla.SOURCES.unavailable_reason()
     assert reason is not None
     assert reason.endswith("nvcc was found neither under $CUDA_HOME nor on PATH")
-    library.library_path().touch()
-    assert library.unavailable_reason() is None
+    mla.SOURCES.library_path().touch()
+    assert mla.SOURCES.unavailable_reason() is None
 
 
 def test_a_failing_compiler_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +79,6 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(tmp_path: Path, monkeyp
     nvcc.write_text("#!/bin/sh\necho no such architecture >&2\nexit 3\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(library.LibraryUnavailableError, match="status 3:\nno such architecture"):
-        library.build(tmp_path / "out" / "library.so")
+    with pytest.raises(LibraryUnavailableError, match="status 3:\nno such architecture"):
+        mla.SOURCES.build(tmp_path / "out" / "library.so")
     assert list((tmp_path / "out").iterdir()) == []

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce + residual add + RMS norm over the GPUs of one host, in one launch that a CUDA graph can replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from tokenspeed_plugin.kernels.comm import library as comm
+from tokenspeed_plugin.kernels.comm.abi import (
+    BFLOAT16,
+    DEPENDENT_LAUNCH,
+    FLOAT16,
+    FLOAT32,
+    LANE_ELEMENTS,
+    MAX_HIDDEN,
+    MAX_ROWS,
+    RANK_COUNTS,
+    CommLibrary,
+    Params,
+)
+from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory, settle, share
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+ELEMENT_TYPES: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+WEIGHT_TYPES: Final = {**ELEMENT_TYPES, torch.float32: FLOAT32}
+TIMEOUT_S: Final = 600.0
+"""As long as a process group of NCCL waits. A rank may be late because it still compiles."""
+MAX_SENT_BYTES: Final = 2 << 20
+"""Payload that a rank sends in one call, at most: every rank gets all of it, so a ring is better for more."""
+_ALIGNMENT: Final = 2 << 20
+"""Of allocations that other processes map."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """What all calls of one communicator have in common.
+
+    Attributes:
+        hidden: elements of a row.
+        dtype: their type.
+        max_rows: rows of a call, at most.
+    """
+
+    hidden: int
+    dtype: torch.dtype
+    max_rows: int
+
+    @classmethod
+    def fitting(cls, hidden: int, dtype: torch.dtype, num_ranks: int) -> RowShape:
+        """With as many rows as one call should send."""
+        row_bytes = hidden * 2 * max(num_ranks - 1, 1)
+        return cls(hidden, dtype, max(1, min(MAX_ROWS, MAX_SENT_BYTES // row_bytes)))
+
+    def refusal(self, num_ranks: int) -> str | None:
+        """Why the kernel does not take it, or None."""
+        if num_ranks not in RANK_COUNTS:
+            return f"{num_ranks} ranks, allowed: {', '.join(map(str, RANK_COUNTS))}"
+        if self.dtype not in ELEMENT_TYPES:
+            return f"dtype {self.dtype}, allowed: {', '.join(map(str, ELEMENT_TYPES))}"
+        if self.hidden % LANE_ELEMENTS or not 0 < self.hidden <= MAX_HIDDEN:
+            return f"hidden={self.hidden}, allowed: multiples of {LANE_ELEMENTS} up to {MAX_HIDDEN}"
+        if not 0 < self.max_rows <= MAX_ROWS:
+            return f"max_rows={self.max_rows}, allowed: 1 to {MAX_ROWS}"
+        return None
+
+
+def connect(
+    group: ProcessGroup, device: torch.device, shape: RowShape, timeout_s: float = TIMEOUT_S
+) -> AllReduceAddNorm:
+    """Build or find the library, share memory and test it; every rank of `group`, one of the CPU kind, has to call this.
+
+    Raises:
+        NotConnectedError: it cannot be had, on all ranks alike; the message says why.
+    """
+    library: CommLibrary | None = None
+    problem = shape.refusal(group.size()) or _unfit(device, shape)
+    for rank in (0, None):  # one builds, then the others find what was built
+        if problem is None and library is None and rank in (None, group.rank()):
+            try:
+                library = comm.load()
+            except (RuntimeError, OSError) as error:
+                problem = str(error)
+        if (failed := settle(group, problem)) is not None:
+            raise NotConnectedError(failed)
+    if library is None:
+        raise NotConnectedError("no library")
+    num_bytes = library.staging_bytes(group.size(), shape.max_rows, shape.hidden) + 4 * shape.max_rows
+    memory = share(group, library, device.index, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+    return AllReduceAddNorm(library, memory, group.rank(), device, shape, timeout_s)
+
+
+def _unfit(device: torch.device, shape: RowShape) -> str | None:
+    if device.type != "cuda" or device.index is None:
+        return f"device {device}, allowed: cuda with a number"
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) != (9, 0):
+        return f"compute capability {properties.major}.{properties.minor}, allowed: 9.0"
+    if properties.multi_processor_count < shape.max_rows:
+        return f"max_rows={shape.max_rows}, allowed: {properties.multi_processor_count}, one for each multiprocessor"
+    return None
+
+
+class AllReduceAddNorm:
+    """The launches of one rank.
+
+    All ranks must make the same calls in the same order. The launches of one rank must follow each other, on one stream or on
+    streams that wait for each other. A peer that does not come within `timeout_s` ends this process's use of the device with
+    a launch failure.
+    """
+
+    def __init__(
+        self,
+        library: CommLibrary,
+        memory: PeerMemory,
+        rank: int,
+        device: torch.device,
+        shape: RowShape,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        dependent_launch: bool = True,
+    ) -> None:
+        """Load the kernels; `dependent_launch`: start before the previous kernel has drained, and wait for it inside."""
+        self.shape, self.memory, self.device = shape, memory, device
+        self.dependent_launch = dependent_launch
+        self._library, self._rank = library, rank
+        self._timeout_ns = int(timeout_s * 1e9)
+        library.prepare(device.index, self._params(len(memory.addresses)))
+
+    def with_plain_launch(self) -> AllReduceAddNorm:
+        """The same memory and the same count of calls, but each launch waits until the previous kernel has drained."""
+        timeout_s = self._timeout_ns * 1e-9
+        return AllReduceAddNorm(
+            self._library, self.memory, self._rank, self.device, self.shape, timeout_s, dependent_launch=False
+        )
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that one launch over all ranks takes."""
+        return self.shape.max_rows
+
+    def __call__(
+        self,
+        branch: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        weight_offset: float = 0.0,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """RMS norm of `residual` plus the sum of all ranks' `branch`, and that sum.
+
+        Args:
+            branch: `[rows, hidden]`, this rank's term; at most `shape.max_rows` rows.
+            residual: `[rows, hidden]`, the same on all ranks, or None.
+            weight: `[hidden]`, in the type of the elements or fp32, or None.
+            epsilon: added to the mean of squares.
+            weight_offset: added to the weight.
+            out: contiguous tensors to write to.
+
+        Raises:
+            ValueError: a shape, type or layout is not what the kernel takes; nothing was launched.
+        """
+        if branch.shape[0] > self.shape.max_rows:
+            raise ValueError(f"branch: {branch.shape[0]} rows, allowed: {self.shape.max_rows}")
+        return self._launch(len(self.memory.addresses), branch, residual, weight, epsilon, weight_offset, out)
+
+    def add_norm(
+        self,
+        reduced: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        weight_offset: float = 0.0,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for a sum that is there already, of any number of rows; no other rank takes part."""
+        return self._launch(1, reduced, residual, weight, epsilon, weight_offset, out)
+
+    def _launch(
+        self,
+        num_ranks: int,
+        branch: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        weight_offset: float,
+        out: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = branch.shape[0]
+        self._require_rows(branch, "branch", rows)
+        if residual is not None:
+            self._require_rows(residual, "residual", rows)
+        self._require_weight(weight)
+        normed, total = out or (self._new(rows), self._new(rows))
+        for tensor, name in ((normed, "normed"), (total, "total")):
+            self._require_rows(tensor, name, rows)
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name}: strides {tensor.stride()}, allowed: contiguous")
+        params = self._params(num_ranks)
+        params.branch, params.branch_stride = branch.data_ptr(), branch.stride(0)
+        if residual is not None:
+            params.residual, params.residual_stride = residual.data_ptr(), residual.stride(0)
+        if weight is not None:
+            params.weight, params.weight_type = weight.data_ptr(), WEIGHT_TYPES[weight.dtype]
+        params.normed, params.total, params.rows = normed.data_ptr(), total.data_ptr(), rows
+        params.epsilon, params.weight_offset = epsilon, weight_offset
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        self._library.all_reduce_add_norm(self.device.index, params, stream)
+        return normed, total
+
+    def _params(self, num_ranks: int) -> Params:
+        shape, addresses = self.shape, self.memory.addresses
+        params = Params(
+            rank=self._rank if num_ranks > 1 else 0,
+            num_ranks=num_ranks,
+            hidden=shape.hidden,
+            max_rows=shape.max_rows,
+            element_type=ELEMENT_TYPES[shape.dtype],
+            launch_flags=DEPENDENT_LAUNCH if self.dependent_launch else 0,
+            timeout_ns=self._timeout_ns,
+        )
+        for rank, address in enumerate(addresses):
+            params.staging[rank] = address
+        # Behind the staging memory, and in the same allocation: what counts calls must live as long as what they filled.
+        params.epochs = addresses[self._rank] + self._library.staging_bytes(
+            len(addresses), shape.max_rows, shape.hidden
+        )
+        return params
+
+    def _new(self, rows: int) -> torch.Tensor:
+        return torch.empty(rows, self.shape.hidden, dtype=self.shape.dtype, device=self.device)
+
+    def _require_rows(self, tensor: torch.Tensor, name: str, rows: int) -> None:
+        if tuple(tensor.shape) != (rows, self.shape.hidden):
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {(rows, self.shape.hidden)}")
+        if tensor.dtype != self.shape.dtype or tensor.device != self.device:
+            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, allowed: {self.shape.dtype} on {self.device}")
+        row_stride = tensor.stride(0) if rows > 1 else 0
+        if tensor.stride(1) != 1 or row_stride % LANE_ELEMENTS or tensor.data_ptr() % 16:
+            raise ValueError(f"{name}: strides {tensor.stride()}, allowed: (a multiple of 8, 1), from a multiple of 16")
+
+    def _require_weight(self, weight: torch.Tensor | None) -> None:
+        if weight is None:
+            return
+        if tuple(weight.shape) != (self.shape.hidden,) or not weight.is_contiguous() or weight.data_ptr() % 16:
+            raise ValueError(f"weight: shape {tuple(weight.shape)}, allowed: ({self.shape.hidden},), contiguous")
+        if weight.dtype not in (self.shape.dtype, torch.float32) or weight.device != self.device:
+            raise ValueError(
+                f"weight: {weight.dtype} on {weight.device}, allowed: {self.shape.dtype} or fp32 on {self.device}"
+            )

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sum over all ranks, residual add and RMS norm of a row, in one launch: one block for each row.
+//
+// The sum is taken in fp32 in the order of the ranks, so it is bitwise the same on all of them, and rounded to the type
+// of the elements once, as the result of an all-reduce is. Residual plus sum stays in fp32 for the norm and is rounded
+// where it is stored. The normalised value is rounded once, at the end.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "exchange.cuh"
+#include "params.cuh"
+
+namespace tokenspeed::comm {
+
+template <typename Element>
+struct Pair;
+
+template <>
+struct Pair<__nv_bfloat16> {
+    static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+        return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        return *reinterpret_cast<const uint32_t*>(&pair);
+    }
+};
+
+template <>
+struct Pair<__half> {
+    static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+        return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        const __half2 pair = __floats2half2_rn(low, high);
+        return *reinterpret_cast<const uint32_t*>(&pair);
+    }
+};
+
+// Eight values of a row, as one thread has them.
+struct Lane {
+    float value[kLaneElements];
+
+    template <typename Element>
+    static __device__ __forceinline__ Lane unpack(const uint4& bits) {
+        const float2 a = Pair<Element>::unpack(bits.x), b = Pair<Element>::unpack(bits.y);
+        const float2 c = Pair<Element>::unpack(bits.z), d = Pair<Element>::unpack(bits.w);
+        return {{a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y}};
+    }
+
+    template <typename Element>
+    __device__ __forceinline__ uint4 pack() const {
+        return make_uint4(Pair<Element>::pack(value[0], value[1]), Pair<Element>::pack(value[2], value[3]),
+                          Pair<Element>::pack(value[4], value[5]), Pair<Element>::pack(value[6], value[7]));
+    }
+
+    __device__ __forceinline__ void add(const Lane& other) {
+#pragma unroll
+        for (int i = 0; i < kLaneElements; ++i) value[i] += other.value[i];
+    }
+
+    __device__ __forceinline__ float sum_of_squares() const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kLaneElements; ++i) sum += value[i] * value[i];
+        return sum;
+    }
+};
+
+// Asked for where it stands and not where it is used: it is to be under way while peers are waited for.
+__device__ __forceinline__ uint4 load_lane(const void* base, int64_t lane) {
+    const uint4* address = static_cast<const uint4*>(base) + lane;
+    uint4 bits;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(address));
+    return bits;
+}
+
+__device__ __forceinline__ void store_lane(void* base, int64_t lane, const uint4& bits) {
+    static_cast<uint4*>(base)[lane] = bits;
+}
+
+// Sum over the block, in a fixed order; every thread gets it. Has a barrier between reading the epoch and its
+// increment.
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float partial[kMaxThreads / 32];
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) sum += partial[warp];
+    return sum;
+}
+
+// Factors of a lane; `weight` is null, of the elements' type or fp32.
+template <typename Element>
+__device__ __forceinline__ Lane factors(const Params& params, int lane, const uint4& bits) {
+    Lane weight;
+    if (params.weight == nullptr) {
+#pragma unroll
+        for (int i = 0; i < kLaneElements; ++i) weight.value[i] = 1.0f;
+        return weight;
+    }
+    if (params.weight_type == ElementType::kFloat32) {
+        const float4* source = static_cast<const float4*>(params.weight) + 2 * lane;
+        const float4 low = source[0], high = source[1];
+        weight = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    } else {
+        weight = Lane::unpack<Element>(bits);
+    }
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) weight.value[i] += params.weight_offset;
+    return weight;
+}
+
+// The sum of all ranks' values, rounded to the type of the elements.
+template <typename Element, int kRanks, int kLanes>
+__device__ __forceinline__ uint4 sum_over_ranks(const RowExchange& exchange, int lane, const uint4& own) {
+    constexpr int kAtOnce = kLanes > 2        ? 2
+                            : kRanks < 4      ? kRanks
+                            : kRanks % 4 == 0 ? 4
+                                              : 2;  // as many as registers allow
+    Lane sum;
+#pragma unroll
+    for (int first = 0; first < kRanks; first += kAtOnce) {
+        uint4 terms[kAtOnce];
+        exchange.receive<kAtOnce>(lane, first, own, terms);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const Lane term = Lane::unpack<Element>(terms[i]);
+            if (first + i == 0) {
+                sum = term;
+            } else {
+                sum.add(term);
+            }
+        }
+    }
+    return sum.pack<Element>();
+}
+
+// kLanes: 16-byte accesses of a thread. The block has a multiple of 32 threads, at least lanes / kLanes of them.
+template <typename Element, int kRanks, int kLanes>
+__global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const __grid_constant__ Params params) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
+    const int64_t row = blockIdx.x;
+    const int lanes = params.hidden / kLaneElements;
+    const bool has_residual = params.residual != nullptr;
+    const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;
+    uint32_t epoch = 0;
+    if constexpr (kRanks > 1) epoch = *static_cast<const volatile uint32_t*>(params.epochs + row) + 1;
+
+    uint4 branch[kLanes], residual[kLanes], weight[kLanes];
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+        const int lane = threadIdx.x + i * blockDim.x;
+        branch[i] = residual[i] = weight[i] = make_uint4(0, 0, 0, 0);
+        if (lane < lanes) branch[i] = load_lane(params.branch, row * (params.branch_stride / kLaneElements) + lane);
+    }
+    const RowExchange exchange(params, static_cast<int>(row), epoch);
+    if constexpr (kRanks > 1) {
+#pragma unroll
+        for (int i = 0; i < kLanes; ++i) {
+            const int lane = threadIdx.x + i * blockDim.x;
+            if (lane < lanes) exchange.send<kRanks>(lane, branch[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+        const int lane = threadIdx.x + i * blockDim.x;
+        if (lane >= lanes) continue;
+        if (has_residual) {
+            residual[i] = load_lane(params.residual, row * (params.residual_stride / kLaneElements) + lane);
+        }
+        if (has_packed_weight) weight[i] = load_lane(params.weight, lane);
+    }
+
+    Lane total[kLanes];
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+        const int lane = threadIdx.x + i * blockDim.x;
+        if (lane >= lanes) continue;
+        if constexpr (kRanks > 1) {
+            branch[i] = sum_over_ranks<Element, kRanks, kLanes>(exchange, lane, branch[i]);
+        }
+        total[i] = Lane::unpack<Element>(branch[i]);
+        if (has_residual) total[i].add(Lane::unpack<Element>(residual[i]));
+        squares += total[i].sum_of_squares();
+    }
+    const float mean = block_sum(squares) / static_cast<float>(params.hidden);
+    const float scale = rsqrtf(mean + params.epsilon);
+    if constexpr (kRanks > 1) {
+        if (threadIdx.x == 0) params.epochs[row] = epoch;
+    }
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+        const int lane = threadIdx.x + i * blockDim.x;
+        if (lane >= lanes) continue;
+        store_lane(params.total, row * lanes + lane, total[i].template pack<Element>());
+        const Lane factor = factors<Element>(params, lane, weight[i]);
+        Lane normed = total[i];
+#pragma unroll
+        for (int k = 0; k < kLaneElements; ++k) normed.value[k] = normed.value[k] * scale * factor.value[k];
+        store_lane(params.normed, row * lanes + lane, normed.pack<Element>());
+    }
+}
+
+}  // namespace tokenspeed::comm

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// C interface of the collective kernels. Every function returns 0, or -1 after setting the message that
+// tokenspeed_comm_error returns. A launch neither allocates nor synchronizes, so it may be captured in a CUDA graph.
+
+#include <cuda_runtime.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "all_reduce_add_norm.cuh"
+
+namespace tokenspeed::comm {
+namespace {
+
+thread_local char error_message[512];
+
+int fail(const char* what, const char* why) {
+    snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
+    return -1;
+}
+
+int check(const char* what, cudaError_t status) {
+    if (status == cudaSuccess) return 0;
+    cudaGetLastError();  // so that the next check does not meet it again
+    return fail(what, cudaGetErrorString(status));
+}
+
+// This library has a runtime of its own, which need not know the device that the process works on.
+int use_device(int device) {
+    int current = -1;
+    if (cudaGetDevice(&current) == cudaSuccess && current == device) return 0;
+    return check("cudaSetDevice", cudaSetDevice(device));
+}
+
+using Kernel = void (*)(const Params);
+
+template <typename Element, int kRanks>
+Kernel kernel_for_lanes(int lanes_per_thread) {
+    switch (lanes_per_thread) {
+        case 1:
+            return all_reduce_add_norm_kernel<Element, kRanks, 1>;
+        case 2:
+            return all_reduce_add_norm_kernel<Element, kRanks, 2>;
+        case 4:
+            return all_reduce_add_norm_kernel<Element, kRanks, 4>;
+        default:
+            return nullptr;
+    }
+}
+
+template <typename Element>
+Kernel kernel_for_ranks(int num_ranks, int lanes_per_thread) {
+    switch (num_ranks) {
+        case 1:
+            return kernel_for_lanes<Element, 1>(lanes_per_thread);
+        case 2:
+            return kernel_for_lanes<Element, 2>(lanes_per_thread);
+        case 4:
+            return kernel_for_lanes<Element, 4>(lanes_per_thread);
+        case 6:
+            return kernel_for_lanes<Element, 6>(lanes_per_thread);
+        case 8:
+            return kernel_for_lanes<Element, 8>(lanes_per_thread);
+        default:
+            return nullptr;
+    }
+}
+
+int lanes_per_thread(int hidden) {
+    const int lanes = hidden / kLaneElements;
+    return lanes <= kMaxThreads ? 1 : lanes <= 2 * kMaxThreads ? 2 : 4;
+}
+
+Kernel kernel_for(ElementType type, int num_ranks, int hidden) {
+    const int per_thread = lanes_per_thread(hidden);
+    if (type == ElementType::kBfloat16) return kernel_for_ranks<__nv_bfloat16>(num_ranks, per_thread);
+    if (type == ElementType::kFloat16) return kernel_for_ranks<__half>(num_ranks, per_thread);
+    return nullptr;
+}
+
+int refusal(const Params& p) {
+    if (p.hidden < kLaneElements || p.hidden % kLaneElements != 0 || p.hidden / kLaneElements > kMaxLanes) {
+        return fail("hidden", "allowed: multiples of 8 from 8 to 16384");
+    }
+    if (p.num_ranks > 1 && (p.rows > p.max_rows || p.rank < 0 || p.rank >= p.num_ranks)) {
+        return fail("rows or rank", "allowed: up to max_rows rows, ranks below num_ranks");
+    }
+    if (p.weight != nullptr && p.weight_type != p.element_type && p.weight_type != ElementType::kFloat32) {
+        return fail("weight", "allowed: the type of the elements, or fp32");
+    }
+    return 0;
+}
+
+// The words of a probe: rank r writes word r of every peer.
+__global__ void probe_kernel(const __grid_constant__ Params params, uint64_t base) {
+    const int peer = threadIdx.x;
+    if (peer >= params.num_ranks || peer == params.rank) return;
+    char* place = static_cast<char*>(params.staging[peer]) + params.rank * kPacketBytes;
+    const uint64_t value = base + params.rank;
+    write_packet(place, {value, ~value});
+}
+
+}  // namespace
+}  // namespace tokenspeed::comm
+
+extern "C" {
+
+using namespace tokenspeed::comm;
+
+const char* tokenspeed_comm_error() { return error_message; }
+
+int tokenspeed_comm_params_bytes() { return sizeof(Params); }
+
+int64_t tokenspeed_comm_staging_bytes(int num_ranks, int max_rows, int hidden) {
+    return staging_bytes(num_ranks, max_rows, hidden);
+}
+
+// Memory that other processes can map, zeroed, and the 64 bytes by which they map it.
+int tokenspeed_comm_allocate(int device, int64_t bytes, void** address, char* handle) {
+    if (const int status = use_device(device); status != 0) return status;
+    if (const int status = check("cudaMalloc", cudaMalloc(address, bytes)); status != 0) return status;
+    cudaIpcMemHandle_t own;
+    int status = check("cudaMemset", cudaMemset(*address, 0, bytes));
+    if (status == 0) status = check("cudaDeviceSynchronize", cudaDeviceSynchronize());
+    if (status == 0) status = check("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&own, *address));
+    if (status != 0) {
+        cudaFree(*address);
+        return status;
+    }
+    static_assert(sizeof(own) == 64);
+    memcpy(handle, &own, sizeof(own));
+    return 0;
+}
+
+int tokenspeed_comm_free(int device, void* address) {
+    if (const int status = use_device(device); status != 0) return status;
+    return check("cudaFree", cudaFree(address));
+}
+
+// Another process's memory, mapped for `device`.
+int tokenspeed_comm_open(int device, const char* handle, void** address) {
+    if (const int status = use_device(device); status != 0) return status;
+    cudaIpcMemHandle_t other;
+    memcpy(&other, handle, sizeof(other));
+    return check("cudaIpcOpenMemHandle", cudaIpcOpenMemHandle(address, other, cudaIpcMemLazyEnablePeerAccess));
+}
+
+int tokenspeed_comm_close(int device, void* address) {
+    if (const int status = use_device(device); status != 0) return status;
+    return check("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(address));
+}
+
+// Writes one packet to every peer and waits until that is done.
+int tokenspeed_comm_probe(int device, const Params* params, uint64_t base) {
+    if (const int status = use_device(device); status != 0) return status;
+    probe_kernel<<<1, 32>>>(*params, base);
+    if (const int status = check("probe kernel", cudaGetLastError()); status != 0) return status;
+    return check("probe kernel", cudaDeviceSynchronize());
+}
+
+// What the probes of all ranks left in this rank's staging memory: two words for each rank.
+int tokenspeed_comm_read_probe(int device, const Params* params, uint64_t* words) {
+    if (const int status = use_device(device); status != 0) return status;
+    return check("cudaMemcpy",
+                 cudaMemcpy(words, params->staging[params->rank], static_cast<size_t>(params->num_ranks) * kPacketBytes,
+                            cudaMemcpyDeviceToHost));
+}
+
+int tokenspeed_comm_clear(int device, void* address, int64_t bytes) {
+    if (const int status = use_device(device); status != 0) return status;
+    if (const int status = check("cudaMemset", cudaMemset(address, 0, bytes)); status != 0) return status;
+    return check("cudaDeviceSynchronize", cudaDeviceSynchronize());
+}
+
+// Loads the kernels that launches with these parameters use: loading one later could wait for a kernel that waits for a
+// peer.
+int tokenspeed_comm_prepare(int device, const Params* params) {
+    if (const int status = refusal(*params); status != 0) return status;
+    if (const int status = use_device(device); status != 0) return status;
+    for (const int num_ranks : {1, params->num_ranks}) {
+        const Kernel kernel = kernel_for(params->element_type, num_ranks, params->hidden);
+        if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
+        cudaFuncAttributes attributes;
+        const int status =
+            check("loading a kernel", cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+        if (status != 0) return status;
+    }
+    return 0;
+}
+
+int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* stream) {
+    if (params->rows == 0) return 0;
+    if (const int status = refusal(*params); status != 0) return status;
+    const Kernel kernel = kernel_for(params->element_type, params->num_ranks, params->hidden);
+    if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
+    if (const int status = use_device(device); status != 0) return status;
+    const int lanes = params->hidden / kLaneElements, per_thread = lanes_per_thread(params->hidden);
+    const int threads = (lanes + per_thread - 1) / per_thread;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(params->rows);
+    config.blockDim = dim3((threads + 31) / 32 * 32);
+    config.stream = static_cast<cudaStream_t>(stream);
+    cudaLaunchAttribute attribute;
+    if (params->launch_flags & kDependentLaunch) {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+    }
+    return check("all_reduce_add_norm", cudaLaunchKernelEx(&config, kernel, *params));
+}
+}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.ops.tokenspeed.all_reduce_add_norm`: the fused step as torch.compile and CUDA graphs see it.
+
+The operation finds its group by name, because a graph can hold no object. It gives the same results whether the kernel runs or
+not: with more rows than the kernel takes, or without one, the group's own all-reduce runs and a norm behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.library import Library
+
+from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
+
+NAME: Final = "all_reduce_add_norm"
+_SCHEMA: Final = (
+    f"{NAME}(Tensor branch, Tensor? residual, Tensor? weight, float epsilon, float weight_offset, str group)"
+    " -> (Tensor, Tensor)"
+)
+
+
+@dataclass(frozen=True)
+class ReductionGroup:
+    """A group of ranks: its own all-reduce, which leaves its input alone, and the kernel where there is one."""
+
+    all_reduce: Callable[[torch.Tensor], torch.Tensor]
+    kernel: AllReduceAddNorm | None = None
+
+
+_groups: dict[str, ReductionGroup] = {}
+
+
+def register_group(name: str, group: ReductionGroup) -> None:
+    """Make a group known to the operation in this process; a second one of that name takes its place."""
+    _groups[name] = group
+
+
+def remove_group(name: str) -> None:
+    """Forget a group; nothing may call the operation for it any more."""
+    _groups.pop(name, None)
+
+
+def all_reduce_add_norm(
+    branch: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    weight_offset: float,
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMS norm of `residual` plus the sum of all ranks' `branch` `[rows, hidden]`, and that sum; both new.
+
+    Raises:
+        ValueError: the group is not registered in this process.
+    """
+    normed, total = torch.ops.tokenspeed.all_reduce_add_norm(branch, residual, weight, epsilon, weight_offset, group)
+    return normed, total
+
+
+def _run(
+    branch: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    weight_offset: float,
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    members = _groups.get(group)
+    if members is None:
+        raise ValueError(f"group {group!r} is not registered, allowed: {', '.join(_groups) or 'none, so far'}")
+    kernel = members.kernel
+    if kernel is None:
+        return add_norm_reference(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
+    if branch.shape[0] <= kernel.max_rows:
+        return kernel(branch, residual, weight, epsilon, weight_offset)
+    return kernel.add_norm(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
+
+
+def _shapes(branch: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    normed, total = (torch.empty_like(branch, memory_format=torch.contiguous_format) for _ in range(2))
+    return normed, total
+
+
+_library = Library("tokenspeed", "FRAGMENT")
+_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl(NAME, _run, "CompositeExplicitAutograd")
+torch.library.register_fake(f"tokenspeed::{NAME}", _shapes, lib=_library)

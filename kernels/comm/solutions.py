@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The solutions of all-reduce + residual add + RMS norm that come with this package."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenspeed_plugin.kernels.comm.abi import LANE_ELEMENTS, MAX_HIDDEN, MAX_ROWS, RANK_COUNTS
+from tokenspeed_plugin.kernels.comm.library import SOURCES
+from tokenspeed_plugin.kernels.registry import (
+    Capability,
+    KernelSpec,
+    Objective,
+    OperandFormat,
+    Priority,
+    ShapeTrait,
+    Signature,
+)
+
+FAMILY, MODE = "comm", "all_reduce_add_norm"
+
+
+def signature(dtype: str) -> Signature:
+    """All operands in one type."""
+    return {operand: OperandFormat(dtype) for operand in ("branch", "residual")}
+
+
+def _reference() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.comm.reference import all_reduce_add_norm_reference
+
+    return all_reduce_add_norm_reference
+
+
+def _cuda_sm90() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import connect
+
+    return connect
+
+
+def _reference_hash() -> str:
+    return hashlib.sha256(Path(__file__).with_name("reference.py").read_bytes()).hexdigest()[:16]
+
+
+def _unavailable() -> str | None:
+    """Whether two GPUs of this process can write each other's memory, and the library can be had."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return f"{torch.cuda.device_count()} GPUs are visible, at least 2 are needed"
+    if not torch.cuda.can_device_access_peer(0, 1):
+        return "GPU 0 cannot access the memory of GPU 1"
+    return SOURCES.unavailable_reason()
+
+
+SOLUTIONS = (
+    KernelSpec(
+        FAMILY,
+        MODE,
+        "reference",
+        capabilities=(Capability("cpu"), Capability("cuda"), Capability("rocm")),
+        signatures=tuple(signature(dtype) for dtype in ("bfloat16", "float16", "float32")),
+        load=_reference,
+        priority=Priority.REFERENCE,
+        objectives=frozenset(Objective),
+        source=_reference_hash,
+    ),
+    KernelSpec(
+        FAMILY,
+        MODE,
+        "cuda_sm90",
+        capabilities=(Capability("cuda", (9, 0), (9, 1)),),
+        signatures=(signature("bfloat16"), signature("float16")),
+        load=_cuda_sm90,
+        priority=Priority.SPECIALIZED,
+        traits=(
+            ShapeTrait("hidden", LANE_ELEMENTS, MAX_HIDDEN),
+            ShapeTrait("rows", 1, MAX_ROWS),
+            ShapeTrait("num_ranks", allowed=frozenset(RANK_COUNTS)),
+        ),
+        objectives=frozenset(Objective),  # the sum has the order of the ranks, the norm an order of its own
+        unavailable=_unavailable,
+        source=SOURCES.source_hash,
+    ),
+)
