@@ -82,7 +82,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         hash_tokens = hash_block_size or block_size
         key_tokens = config_map.key_tokens(kv_cache_config, hash_tokens)
         config = config_map.scheduler_config(vllm_config, kv_cache_config, key_tokens, mm_registry)
-        log_capacity(config)
+        log_capacity(config.kv, kv_cache_config, config.max_model_tokens, drops_last=config.drop_last_match_block)
         self._core = _core.Core(
             config=config,
             protocol=config_map.runner_protocol(vllm_config, kv_cache_config),

@@ -16,6 +16,7 @@ from tokenspeed_plugin.kv_flat.groups import groups_from
 from tokenspeed_plugin.kv_flat.pool_facade import allocated_blocks
 from tokenspeed_plugin.scheduler_fsm import config_map
 from tokenspeed_plugin.scheduler_fsm._core import HostedKv, SessionHints
+from tokenspeed_plugin.scheduler_fsm.capacity_report import log_capacity
 from tokenspeed_plugin.scheduler_fsm.hosted.blocks import FlatBlocks, FlatCoordinator, GroupManager, HostedPool
 from tokenspeed_plugin.scheduler_fsm.hosted.reports import ManagerReports
 from tokenspeed_plugin.scheduler_fsm.session_hints import session_hints
@@ -71,9 +72,12 @@ class FlatKvCacheManager(ManagerReports):
         """
         key_tokens = config_map.key_tokens(kv_cache_config, hash_block_size)
         has_connector = vllm_config.kv_transfer_config is not None
+        config = config_map.kv_config(vllm_config, kv_cache_config, key_tokens)
+        drops_last = use_eagle and not num_hash_lookahead_tokens
+        log_capacity(config, kv_cache_config, max_model_len, drops_last=drops_last)
         kv = HostedKv(
-            config=config_map.kv_config(vllm_config, kv_cache_config, key_tokens),
-            drop_last_match_block=use_eagle and not num_hash_lookahead_tokens,
+            config=config,
+            drop_last_match_block=drops_last,
             whole_blocks_only=has_connector,
             zeroes_blocks=bool(kv_cache_config.needs_kv_cache_zeroing),
         )

@@ -88,3 +88,11 @@ def map_experts() -> None:
         original(*call.args, **call.kwargs)
 
     CPUUnquantizedExperts.apply = apply
+
+
+@functools.cache
+def leave_sockets_open() -> None:
+    """Connectors of vLLM's own scheduler are not shut down; a thread of MooncakeStoreConnector then keeps a socket that zmq waits for."""
+    import zmq
+
+    zmq.Context.__del__ = lambda _: None
