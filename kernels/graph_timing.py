@@ -23,6 +23,11 @@ def time_us(call: Callable[[int], None], replays: int = 9) -> float:
     with torch.cuda.graph(graph):
         for i in range(GRAPH_CALLS):
             call(i)
+    return call_us(graph, replays)
+
+
+def call_us(graph: torch.cuda.CUDAGraph, replays: int = 9) -> float:
+    """Median over `replays` of a captured graph of GRAPH_CALLS calls, in microseconds per call."""
     graph.replay()
     return float(statistics.median(_replay_us(graph) / GRAPH_CALLS for _ in range(replays)))
 

@@ -41,7 +41,7 @@ def placement_bars(figures: dict[str, Any]) -> list[Bar]:
     bars = []
     for model, systems in figures["models"].items():
         for system in systems:
-            if system.startswith("placed"):
+            if system.startswith(("placed", "ours")):
                 bars += _bars_of(model, systems, system, figures["ranks"])
     if figures["ranks"] > 1:
         bars.append(_prediction_bar(figures))
@@ -57,7 +57,7 @@ def _bars_of(model: str, systems: dict[str, Any], system: str, ranks: int) -> li
     bars = [_ratio(model, systems, system, peer, f"decode at batch {batch}", ("decode_ms", batch)) for batch in judged]
     prefill = LEAST_PREFILL_RATIO if split else LEAST_RATIO
     bars.append(_ratio(model, systems, system, peer, "prefill", ("prefill_ms",), prefill))
-    if system == "placed" and ranks > 1:
+    if system in ("placed", "ours") and ranks > 1:
         small = [batch for batch in batches if int(batch) <= SMALL_BATCH]
         bars += [
             _ratio(

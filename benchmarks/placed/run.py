@@ -23,16 +23,23 @@ _WARM_ROUND, _PREFILL_ROUND = 0, 900
 
 @dataclass(frozen=True)
 class System:
-    """An engine that is compared: a placement, or None for vLLM's own model, and whether experts are split."""
+    """An engine that is compared: a placement, or None for vLLM's own model, whether experts are split, the scheduler."""
 
     placement: str | None
     expert_parallel: bool = False
+    scheduler: str = "vllm"
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Flags of this project that the engine gets."""
+        given = {"placement": self.placement, "scheduler": self.scheduler if self.scheduler != "vllm" else None}
+        return {flag: value for flag, value in given.items() if value is not None}
 
 
 def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, System]:
     """The engines that are compared; vLLM's CPU kernel cannot split experts."""
     whole = f"attn=tp{ranks},dense=tp{ranks}"
-    found = {"stock": System(None), "placed": System("auto")}
+    found = {"stock": System(None), "placed": System("auto"), "ours": System("auto", scheduler="tokenspeed")}
     if ranks > 1:
         found["placed-split"] = System(f"{whole},residual=sharded")
     if ranks > 1 and model == "mla" and device != "cpu":
@@ -70,6 +77,8 @@ class ModelRun:
                 if not self._options.quick:
                     engine.let_go()
             timed = {name: running[name] for name in chosen if name in running} or eager
+            if self._options.ranks > 1:
+                self._ask(figures, {name: timed[name] for name in ("stock",) if name in timed}, self._links)
             self._times(figures, timed)
         _compare_all(figures)
         for name, reason in failures.items():
@@ -94,23 +103,24 @@ class ModelRun:
             llm_settings={
                 "dtype": "float32" if options.quick else "bfloat16",
                 "tensor_parallel_size": options.ranks,
+                "scheduler_cls": None,  # flags choose it, as a user does
                 "enable_expert_parallel": system.expert_parallel,
                 "enforce_eager": eager,
                 "enable_prefix_caching": False,
                 "gpu_memory_utilization": 0.05,  # many engines stand side by side; their KV caches have a size of their own
                 "worker_extension_cls": "benchmarks.placed.worker.Observed",
-                "additional_config": {"tokenspeed": {"placement": system.placement}} if system.placement else {},
+                "additional_config": {"tokenspeed": system.flags} if system.flags else {},
             },
         )
 
     def _ask(self, figures: dict[str, dict[str, Any]], running: dict[str, EngineProcess], measure: Any) -> None:
         for name, engine in running.items():
             try:
-                figures[name] |= measure(name, engine)
+                figures[name] |= measure(engine)
             except EngineFailedError as error:
                 figures[name]["error"] = str(error)
 
-    def _tokens_and_collectives(self, name: str, engine: EngineProcess) -> dict[str, Any]:
+    def _tokens_and_collectives(self, engine: EngineProcess) -> dict[str, Any]:
         found: dict[str, Any] = {"engine": engine.description}
         found["answers"] = engine.run(
             "tokens",
@@ -120,10 +130,11 @@ class ModelRun:
         )["answers"]
         if self._options.ranks > 1:
             found["collectives"] = engine.run("collectives", prompt_tokens=self._options.prefill_tokens - 1)
-            if name == "stock":
-                sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
-                found["links"] = engine.run("links", sizes_bytes=sizes)
         return found
+
+    def _links(self, engine: EngineProcess) -> dict[str, Any]:
+        sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
+        return {"links": engine.run("links", sizes_bytes=sizes)}
 
     def _times(self, figures: dict[str, dict[str, Any]], running: dict[str, EngineProcess]) -> None:
         """Decode and prefill of all engines in turns; the order turns round with each rep."""
@@ -139,7 +150,7 @@ class ModelRun:
                         figures[name]["error"] = str(error)
                         standing.pop(name, None)
                         continue
-                    value = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_p50_ms"]
+                    value = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_mean_ms"]
                     if rep != _WARM_ROUND:
                         reps[name].setdefault(what, []).append(value)
         for name, found in reps.items():
@@ -170,5 +181,10 @@ def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
 
 
 def _multicast_off() -> dict[str, str]:
-    """One H200 driver hangs in NVLink multicast."""
-    return {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+    """NVLink multicast stays off: one H200 driver hangs in it. FlashInfer's ``mnnvl``, vLLM's first choice, needs it."""
+    return {
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
+    }

@@ -42,11 +42,46 @@ class Observed:
         return taken
 
     def time_collectives(self, sizes_bytes: tuple[int, ...]) -> dict[str, list[tuple[float, float]]]:
-        """By kind: (ring-equivalent bytes, microseconds) for each size, the slowest rank's."""
+        """By kind: (ring-equivalent bytes, microseconds) for each size, the slowest rank's.
+
+        On GPUs calls of vLLM's own group in a captured graph, which is what a step runs; on CPUs those of its process group.
+        """
         from vllm.distributed.parallel_state import get_tp_group
 
         from tokenspeed_plugin.placement.cost.measurement import measure
 
         group = get_tp_group()
-        samples = measure(group.device_group, group.device, sizes_bytes)
+        chosen = {} if group.device.type == "cpu" else {"operations": _operations(group), "call_us": _call_us}
+        samples = measure(group.device_group, group.device, sizes_bytes, **chosen)
         return {kind.value: [(s.ring_bytes, s.time_us) for s in found] for kind, found in samples.items()}
+
+
+def _operations(group: Any) -> dict[Any, Any]:
+    """Out of place, as a model calls them."""
+    from tokenspeed_plugin.placement.algebra import Conversion
+
+    return {
+        Conversion.ALL_REDUCE: lambda whole, _: group.all_reduce(whole),
+        Conversion.REDUCE_SCATTER: lambda whole, _: group.reduce_scatter(whole, 0),
+        Conversion.ALL_GATHER: lambda _, own: group.all_gather(own, 0),
+    }
+
+
+def _call_us(run: Any) -> float:
+    """Microseconds of a call in a captured graph; vLLM exchanges the addresses of captured buffers when it leaves the capture."""
+    import torch
+    from vllm.distributed.parallel_state import get_tp_group, graph_capture
+
+    from tokenspeed_plugin.kernels.graph_timing import GRAPH_CALLS, call_us
+
+    group = get_tp_group()
+    with graph_capture(group.device) as capture:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=capture.stream):
+            for _ in range(GRAPH_CALLS):
+                run()
+    group.barrier()
+    return call_us(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tokenspeed_plugin.placement.algebra import COLLECTIVES, Conversion
 from tokenspeed_plugin.placement.cost.cost_table import CostTable, LinkCost, Sample, fit_link, ring_bytes
@@ -16,21 +16,32 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+Operation: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], object]"
+"""A collective of the whole tensor, and of this rank's part of it; each operation uses the one it takes."""
 SIZES_BYTES: Final = tuple(2**exponent for exponent in range(12, 28, 3))
 REPEATS: Final = 20
 WARM_UPS: Final = 5
 
 
 def measure(
-    group: ProcessGroup, device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES
+    group: ProcessGroup,
+    device: torch.device,
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    *,
+    operations: Mapping[Conversion, Operation] | None = None,
+    call_us: Callable[[Callable[[], object]], float] | None = None,
 ) -> dict[Conversion, list[Sample]]:
     """Median time of every collective and whole-tensor size (bf16), the slowest rank's.
 
-    Every rank of ``group`` has to call this; all get the same samples.
+    Every rank of ``group`` has to call this; all get the same samples. ``operations`` are the collectives to be measured,
+    by default those of ``torch.distributed``; ``call_us`` times one call in microseconds, by default on the host, from a
+    launch on an idle device to the end of the work.
     """
+    chosen = operations or _operations(group)
+    timed = call_us or (lambda run: _host_us(run, group, device))
     return {
-        kind: [_sample(kind, group, device, size) for size in sizes_bytes]
-        for kind in sorted(COLLECTIVES, key=lambda k: k.value)
+        kind: [_sample(kind, group, device, size, chosen[kind], timed) for size in sizes_bytes]
+        for kind in sorted(chosen, key=lambda k: k.value)
     }
 
 
@@ -64,7 +75,14 @@ def prediction_errors(
     }
 
 
-def _sample(kind: Conversion, group: ProcessGroup, device: torch.device, size_bytes: int) -> Sample:
+def _sample(
+    kind: Conversion,
+    group: ProcessGroup,
+    device: torch.device,
+    size_bytes: int,
+    operation: Operation,
+    call_us: Callable[[Callable[[], object]], float],
+) -> Sample:
     import torch
     from torch import distributed
 
@@ -72,7 +90,13 @@ def _sample(kind: Conversion, group: ProcessGroup, device: torch.device, size_by
     elements = max(size_bytes // 2 // num_ranks, 1) * num_ranks
     whole = torch.zeros(elements, dtype=torch.bfloat16, device=device)
     own = torch.zeros(elements // num_ranks, dtype=torch.bfloat16, device=device)
-    run = _operation(kind, group, whole, own)
+    time_us = call_us(lambda: operation(whole, own))
+    slowest = torch.tensor([time_us], dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX, group=group)
+    return Sample(ring_bytes=ring_bytes(kind, num_ranks, elements * 2), time_us=slowest.item())
+
+
+def _host_us(run: Callable[[], object], group: ProcessGroup, device: torch.device) -> float:
     for _ in range(WARM_UPS):
         run()
     times = []
@@ -82,22 +106,22 @@ def _sample(kind: Conversion, group: ProcessGroup, device: torch.device, size_by
         run()
         _settle(device)
         times.append((perf_counter() - start) * 1e6)
-    slowest = torch.tensor([median(times)], dtype=torch.float64, device=device)
-    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX, group=group)
-    return Sample(ring_bytes=ring_bytes(kind, num_ranks, elements * 2), time_us=slowest.item())
+    return median(times)
 
 
-def _operation(kind: Conversion, group: ProcessGroup, whole: torch.Tensor, own: torch.Tensor) -> Callable[[], object]:
+def _operations(group: ProcessGroup) -> dict[Conversion, Operation]:
     import torch
     from torch import distributed
 
-    received = torch.empty_like(whole)
-    return {
-        Conversion.ALL_REDUCE: lambda: distributed.all_reduce(whole, group=group),
-        Conversion.REDUCE_SCATTER: lambda: distributed.reduce_scatter_tensor(own, whole, group=group),
-        Conversion.ALL_GATHER: lambda: distributed.all_gather_into_tensor(whole, own, group=group),
-        Conversion.ALL_TO_ALL: lambda: distributed.all_to_all_single(received, whole, group=group),
-    }[kind]
+    found: dict[Conversion, Operation] = {
+        Conversion.ALL_REDUCE: lambda whole, _: distributed.all_reduce(whole, group=group),
+        Conversion.REDUCE_SCATTER: lambda whole, own: distributed.reduce_scatter_tensor(own, whole, group=group),
+        Conversion.ALL_GATHER: lambda whole, own: distributed.all_gather_into_tensor(whole, own, group=group),
+        Conversion.ALL_TO_ALL: lambda whole, _: distributed.all_to_all_single(
+            torch.empty_like(whole), whole, group=group
+        ),
+    }
+    return {kind: found[kind] for kind in COLLECTIVES}
 
 
 def _settle(device: torch.device, group: ProcessGroup | None = None) -> None:
