@@ -16,6 +16,9 @@ constexpr std::uint64_t kRecheckSteps = 16;
 // A step looks at no more than this many requests that do not fit, however long the queue.
 constexpr std::size_t kMaxPassedOver = 16;
 
+// Nor at more than this many that wait for a prefix which another computes.
+constexpr std::uint32_t kMaxFollowers = 256;
+
 /// Blocks that become free for others when `request` goes: its own alone, and not part of what `match` counts as there
 /// already.
 std::uint32_t num_gained_blocks(const Request& request, const kv_flat::BlockPool& pool, const kv_flat::Match& match) {
@@ -42,7 +45,7 @@ bool Admission::has_slot() const {
 
 bool Admission::is_open() const {
     return step_.options.pause == PauseLevel::kNone && !closed_for_all_ && passed_over_.size() < kMaxPassedOver &&
-           has_slot();
+           num_followers_ < kMaxFollowers && has_slot();
 }
 
 kv_flat::Match Admission::probe(const Request& request, kv_flat::MatchEnd end) {
@@ -114,6 +117,10 @@ void Admission::remember_failure(Request& request, std::uint32_t num_cached_toke
 bool Admission::try_start(Request& request) {
     EngineState& engine = step_.engine;
     if (!may_try(request)) return false;
+    if (leaders_.is_awaited(request)) {
+        ++num_followers_;
+        return false;
+    }
     if (!pace_.admits(request)) {
         closed_for_all_ = true;  // one that needs less does not overtake: who waits is served in the total order
         return false;
@@ -152,6 +159,10 @@ bool Admission::start_if_it_fits(Request& request) {
             needed = blocks_needed(request, match);
         }
         if (needed <= limit || is_alone()) {
+            if (leaders_.follow(request, num_attention_tokens)) {
+                ++num_followers_;
+                return true;
+            }
             if (request.encoder && !can_encode(request, match.num_tokens)) return false;
             const ExternalKv::Offer offer = ask_store(request, match, needed <= limit);
             if (offer.is_undecided) {

@@ -5,6 +5,7 @@
 
 #include "scheduler_fsm/csrc/idle_sessions.h"
 #include "scheduler_fsm/csrc/pace/pace_gate.h"
+#include "scheduler_fsm/csrc/prefix_leader.h"
 #include "scheduler_fsm/csrc/step_builder.h"
 
 namespace tokenspeed::scheduler_fsm {
@@ -15,7 +16,7 @@ namespace tokenspeed::scheduler_fsm {
 class Admission {
   public:
     Admission(StepBuilder& step, ExecutionPlan& plan, PaceGate& pace) noexcept
-        : step_(step), plan_(plan), idle_(step), pace_(pace) {}
+        : step_(step), plan_(plan), idle_(step), leaders_(step.engine), pace_(pace) {}
 
     /// Retracts strictly less urgent requests when, and only when, that lets the most urgent waiting request start.
     void displace();
@@ -44,7 +45,8 @@ class Admission {
     [[nodiscard]] std::uint32_t blocks_needed(const Request& request, const kv_flat::Match& match) const;
     [[nodiscard]] bool can_encode(const Request& request, std::uint32_t num_computed_tokens);
     [[nodiscard]] bool has_slot() const;
-    /// False when it has to wait for memory. True also when it loads first, or waits for the store's answer.
+    /// False when it has to wait for memory. True also when it loads first, or waits for the store's answer or for the
+    /// prefix that another computes.
     [[nodiscard]] bool start_if_it_fits(Request& request);
     void remember_failure(Request& request, std::uint32_t num_cached_tokens, std::uint32_t needed_blocks,
                           std::uint32_t num_idle_blocks);
@@ -58,8 +60,10 @@ class Admission {
     StepBuilder& step_;
     ExecutionPlan& plan_;
     IdleSessions idle_;
+    PrefixLeaders leaders_;
     PaceGate& pace_;
     std::vector<Request*> passed_over_;
+    std::uint32_t num_followers_ = 0;  // wait for the prefix of another
     std::uint32_t num_started_after_first_pass_over_ = 0;
     bool closed_for_all_ = false;
     bool closed_for_new_ = false;

@@ -133,6 +133,8 @@ class Request {
     std::uint32_t num_overtaken_steps = 0;
     bool ready;
     CapacityMemo memo;
+    RequestHandle leader;             ///< computes a prefix that this one waits for
+    std::uint32_t shared_tokens = 0;  ///< length of that prefix; 0: waits for none
     LoadProgress load;
     std::uint64_t void_until_step = 0;  ///< results of steps up to here are worth nothing: they read KV that never came
 
