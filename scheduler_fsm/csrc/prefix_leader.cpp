@@ -46,7 +46,8 @@ bool PrefixLeaders::follow(Request& request, std::uint32_t num_cached_tokens) {
         std::min(request.chain.keys().size(), static_cast<std::size_t>((request.num_known_tokens() - 1) / key_tokens)));
     for (const Request* other : engine_.prefilling.items()) {
         if (request.order < other->order) break;
-        if (other->num_computed_tokens > next * key_tokens) continue;
+        if (other->num_computed_tokens >= (next + 1) * key_tokens)
+            continue;  // it has, and that block is no longer there
         const std::size_t common = num_common_keys(keys, other->chain.keys(), 0);
         if (common <= next) continue;
         request.leader = other->handle;

@@ -58,8 +58,8 @@ def test_tokens_are_those_of_the_stock_scheduler(outcomes: list[Outcome]) -> Non
 
 def test_embeddings_are_told_apart_and_found_again(outcomes: list[Outcome]) -> None:
     """The ids of such tokens are all alike: without the embeddings in the keys, each prompt would hit on every other."""
-    _, ours = outcomes
+    stock, ours = outcomes
     first, second, again = (ours.token_ids[6 * wave : 6 * wave + 6] for wave in (1, 2, 3))
     assert first == again
     assert sum(left != right for left, right in zip(first, second, strict=True)) > 3
-    assert ours.num_cached_tokens > 0
+    assert ours.num_cached_tokens >= stock.num_cached_tokens > 0

@@ -38,6 +38,15 @@ TEST_CASE("of prompts that come together, one computes the common prefix and the
     CHECK(bench.scheduler.state().counters.num_cache_hit_tokens == 64);
 }
 
+TEST_CASE("a block that is half computed is waited for") {
+    Bench bench({.num_blocks = 300, .block_tokens = kBlockTokens, .budget = 6});
+    bench.add(sibling("first", 32, 8, 2));
+    CHECK(bench.plan() == Rows{{"first", 6}});
+    bench.advance();
+    bench.add(sibling("second", 32, 6, 3));
+    CHECK(bench.plan() == Rows{{"first", 6}});
+}
+
 TEST_CASE("a follower starts in the step that completes the common prefix") {
     Bench bench({.num_blocks = 300, .block_tokens = kBlockTokens, .budget = 64});
     bench.add(sibling("first", 32, 8, 2));
