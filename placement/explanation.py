@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from tokenspeed_plugin.placement.baseline import Baseline
 from tokenspeed_plugin.placement.compiler import Compiler
 from tokenspeed_plugin.placement.cost import CostModel, CostTable
+from tokenspeed_plugin.placement.fused_kernel import fits_kernel, fused_moves
+from tokenspeed_plugin.placement.plan import Move
 from tokenspeed_plugin.placement.residual import Residual
 from tokenspeed_plugin.placement.verifier import verify
 
@@ -34,7 +36,10 @@ class Step:
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One collective of one section, repeated ``times`` per forward pass."""
+    """One collective of one section, repeated ``times`` per forward pass.
+
+    ``fused`` says what the same kernel does with it, where the kernel can be had; ``time_us`` leaves that out.
+    """
 
     section: str
     times: int
@@ -44,6 +49,7 @@ class CollectiveRow:
     what: str
     ring_bytes: float
     time_us: float
+    fused: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,15 +125,19 @@ def explain(
         plan = Compiler(CostModel(graph, mesh, table, step.num_tokens, step.num_rows), residual).compile()
         verify(graph, plan)
         baseline = Baseline(graph, spec, world_size, step.num_tokens, step.num_rows)
-        ours, theirs = tuple(_our_rows(plan)), tuple(_baseline_rows(graph, baseline, table))
+        ours, theirs = tuple(_our_rows(graph, plan, table)), tuple(_baseline_rows(graph, baseline, table))
         explained.append(StepExplanation(step, plan, _residual_name(plan), ours, theirs))
     configuration = Baseline(graph, spec, world_size, 1, 1).configuration
     return Explanation(graph, spec, world_size, configuration, table, tuple(explained))
 
 
-def _our_rows(plan: ModelPlan) -> Iterator[CollectiveRow]:
+def _our_rows(graph: ModelGraph, plan: ModelPlan, table: CostTable) -> Iterator[CollectiveRow]:
     for section, times in plan.distinct():
-        for move in section.collectives:
+        marked = fused_moves(section)
+        for index, move in enumerate(section.steps):
+            if not isinstance(move, Move) or not move.is_collective:
+                continue
+            fits = index in marked and fits_kernel(graph, plan, move, table.gpus_per_node)
             yield CollectiveRow(
                 section.section,
                 times,
@@ -137,6 +147,7 @@ def _our_rows(plan: ModelPlan) -> Iterator[CollectiveRow]:
                 move.value,
                 move.ring_bytes,
                 move.time_us,
+                marked[index] if fits else "",
             )
 
 

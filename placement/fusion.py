@@ -46,7 +46,7 @@ def _fusions(graph: ModelGraph, plan: SectionPlan, *, opens_with_norm: bool) -> 
             continue
         if step.kind is Conversion.ALL_GATHER and step.wire_bytes is not None:
             yield Fusion(FusionKind.QUANTISED_GATHER, (index,))
-        if step.kind not in (Conversion.ALL_REDUCE, Conversion.REDUCE_SCATTER):
+        if step.kind not in (Conversion.ALL_REDUCE, Conversion.REDUCE_SCATTER) or step.op not in (None, "sum"):
             continue
         found = _after_reduction(graph, plan, index, opens_with_norm=opens_with_norm)
         if found is not None:
@@ -54,35 +54,54 @@ def _fusions(graph: ModelGraph, plan: SectionPlan, *, opens_with_norm: bool) -> 
 
 
 def _after_reduction(graph: ModelGraph, plan: SectionPlan, index: int, *, opens_with_norm: bool) -> Fusion | None:
-    """All-reduce, or reduce-scatter ... all-gather, around an optional residual add and a norm."""
+    """All-reduce, or reduce-scatter ... all-gather, around an optional residual add and a norm.
+
+    The norm has to come first: it reads the reduced value before anything else does, or the sum of it and one other value,
+    and then nothing else reads the reduced value. The operand of the reduction is read by nothing else at all.
+    """
     reduction = plan.steps[index]
+    readers = _readers(plan, reduction.target)
+    if not readers or reduction.target == plan.exit_buffer or len(_readers(plan, _source(reduction))) > 1:
+        return None
     chain = [index]
-    add = _reader(graph, plan, reduction.target, (ModuleKind.ADD,))
+    kind = _step_kind(graph, plan, readers[0])
     crosses = False
-    value = reduction.target
-    if add is not None:
-        chain.append(add)
-        value = plan.steps[add].target
-        crosses = value == plan.exit_buffer and opens_with_norm
-    norm = _reader(graph, plan, value, (ModuleKind.NORM,))
+    norm: int | None = readers[0] if kind is ModuleKind.NORM else None
+    if kind is ModuleKind.ADD and len(readers) == 1:
+        chain.append(readers[0])
+        total = plan.steps[readers[0]].target
+        behind = _readers(plan, total)
+        crosses = total == plan.exit_buffer and not behind and opens_with_norm
+        norm = behind[0] if behind and _step_kind(graph, plan, behind[0]) is ModuleKind.NORM else None
+    if norm is None and not crosses:
+        return None
     if norm is not None:
         chain.append(norm)
-    elif not crosses:
-        return None
     if isinstance(reduction, Move) and reduction.kind is Conversion.ALL_REDUCE:
-        kind = FusionKind.ALL_REDUCE_NORM if add is None else FusionKind.ALL_REDUCE_ADD_NORM
-        return Fusion(kind, tuple(chain), crosses)
+        fused = FusionKind.ALL_REDUCE_ADD_NORM if kind is ModuleKind.ADD else FusionKind.ALL_REDUCE_NORM
+        return Fusion(fused, tuple(chain), crosses)
     gather = _gather_of(plan, plan.steps[norm].target) if norm is not None else None
     if gather is not None:
         chain.append(gather)
     return Fusion(FusionKind.SHARDED_NORM, tuple(chain), crosses)
 
 
-def _reader(graph: ModelGraph, plan: SectionPlan, buffer: str, kinds: tuple[ModuleKind, ...]) -> int | None:
-    for index, step in enumerate(plan.steps):
-        if isinstance(step, Compute) and buffer in step.reads and _kind(graph, plan, step.module) in kinds:
-            return index
-    return None
+def _readers(plan: SectionPlan, buffer: str) -> list[int]:
+    """Steps that read a buffer, in order; one that reads it twice appears twice."""
+    return [i for i, step in enumerate(plan.steps) for read in _reads(step) if read == buffer]
+
+
+def _reads(step: Move | Compute) -> tuple[str, ...]:
+    return (step.source,) if isinstance(step, Move) else step.reads
+
+
+def _source(step: Move | Compute) -> str:
+    return _reads(step)[0]
+
+
+def _step_kind(graph: ModelGraph, plan: SectionPlan, index: int) -> ModuleKind | None:
+    step = plan.steps[index]
+    return _kind(graph, plan, step.module) if isinstance(step, Compute) else None
 
 
 def _gather_of(plan: SectionPlan, buffer: str) -> int | None:

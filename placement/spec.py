@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from tokenspeed_plugin.placement.algebra import PlacementError, Shard
 from tokenspeed_plugin.placement.mesh import Extent, Mesh
@@ -117,19 +118,40 @@ class PlacementSpec:
             _refuse(str(self), f"{what} do not divide evenly over {axis}={num_parts}")
 
 
-def split_residual(text: str) -> tuple[str, Residual]:
-    """``--placement`` without ``residual=...`` (``auto`` when nothing else is there), and what that says.
+class Fusing(str, Enum):
+    """Whether an all-reduce and the norm behind it run as one kernel."""
+
+    AUTO = "auto"
+    """Where the GPUs of the group can write each other's memory."""
+    OFF = "off"
+    REFERENCE = "reference"
+    """The operation without its kernel, on any device: to test that plans come out the same."""
+
+
+class Options(NamedTuple):
+    """A ``--placement`` value, taken apart: the specification (``auto`` when nothing else is there), and the rest."""
+
+    spec: str
+    residual: Residual
+    fusing: Fusing
+
+
+def split_options(text: str) -> Options:
+    """Take ``residual=...`` and ``fusion=...`` out of a ``--placement`` value.
 
     Raises:
-        PlacementError: the residual is none of those there are.
+        PlacementError: a value is none of those there are, or given twice.
     """
     parts = [part.strip() for part in text.split(",")]
-    given = [part.partition("=")[2] for part in parts if part.startswith("residual=")]
-    kept = ",".join(part for part in parts if not part.startswith("residual="))
-    known = [residual.value for residual in Residual]
-    if len(given) > 1 or any(name not in known for name in given):
-        _refuse(text, f"residual={'|'.join(given)} is not one of {', '.join(known)}")
-    return kept or "auto", Residual(given[0]) if given else Residual.AUTO
+    given = {key: [p.partition("=")[2] for p in parts if p.startswith(f"{key}=")] for key in ("residual", "fusion")}
+    kept = ",".join(part for part in parts if part.partition("=")[0] not in given)
+    kinds: tuple[type[Enum], ...] = (Residual, Fusing)
+    for (key, values), known in zip(given.items(), kinds, strict=True):
+        allowed = [str(member.value) for member in known]
+        if len(values) > 1 or any(value not in allowed for value in values):
+            _refuse(text, f"{key}={'|'.join(values)} is not one of {', '.join(allowed)}")
+    residual, fusing = (values[0] if values else "auto" for values in given.values())
+    return Options(kept or "auto", Residual(residual), Fusing(fusing))
 
 
 def check_runtime(

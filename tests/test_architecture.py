@@ -50,7 +50,7 @@ INSIDE = {
     "scheduler_fsm": {"scheduler_fsm", "kv_flat", "host", "hooks", "settings"},
     "kv_flat": {"kv_flat", "host"},
     "kernels": {"kernels", "hooks", "settings"},
-    "placement": {"placement", "host", "hooks", "settings"},
+    "placement": {"placement", "kernels", "host", "hooks", "settings"},
 }
 
 

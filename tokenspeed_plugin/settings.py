@@ -22,8 +22,8 @@ ADDITIONAL_CONFIG_KEY = "tokenspeed"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _DEGREE = r"(?:tp|ep|dp)[1-9][0-9]*"
 _SCHEDULER = rf"{_NAME}(?:\.{_NAME})*"
-_PLACED = rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded))"
-_PLACEMENT = rf"(?:off|auto(?:,{_PLACED})?|{_PLACED}(?:,{_PLACED})*)"
+_PLACED = rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded)|fusion=(?:auto|off|reference))"
+_PLACEMENT = rf"(?:off|auto(?:,{_PLACED})*|{_PLACED}(?:,{_PLACED})*)"
 _KERNELS = r"(?:off|auto|(?:mla|moe)=[A-Za-z0-9_.-]+(?:,(?:mla|moe)=[A-Za-z0-9_.-]+)*)"
 
 

@@ -25,6 +25,10 @@ def render(result: Explanation) -> None:
     )
     console.print(f"vLLM's own model for comparison: {result.baseline_configuration}")
     console.print(f"Times: {result.table.device}, {result.table.source}. {result.table.note}")
+    if any(row.fused for step in result.steps for row in step.ours):
+        console.print(
+            "+add, +norm: done by the kernel of the all-reduce, on Hopper GPUs that reach each other's memory"
+        )
     for index, step in enumerate(result.steps):
         if index == 0 or step.plan.shape() != result.steps[index - 1].plan.shape():
             _print_plan(console, step)
@@ -57,7 +61,14 @@ def _collectives(title: str, rows: Sequence[CollectiveRow]) -> Table:
     for r in rows:
         size = f"{r.ring_bytes / 1024:,.1f}"
         table.add_row(
-            r.section, r.collective, r.what, r.axis, str(r.num_ranks), size, f"{r.time_us:,.1f}", str(r.times)
+            r.section,
+            f"{r.collective}{r.fused}",
+            r.what,
+            r.axis,
+            str(r.num_ranks),
+            size,
+            f"{r.time_us:,.1f}",
+            str(r.times),
         )
     return table
 

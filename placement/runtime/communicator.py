@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import distributed
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tokenspeed_plugin.placement.mesh import Mesh
     from tokenspeed_plugin.placement.plan import ModelPlan
+    from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
 
 
 class Communicator(Protocol):
@@ -34,6 +35,17 @@ class Communicator(Protocol):
 
     def all_to_all(self, tensor: torch.Tensor, atoms: tuple[int, ...], from_dim: int, dim: int) -> torch.Tensor:
         """The tensor whole along ``from_dim`` and this rank's part of it along ``dim``."""
+        ...
+
+
+@runtime_checkable
+class FusingCommunicator(Communicator, Protocol):
+    """One that can do an all-reduce together with the residual sum and the norm behind it."""
+
+    def all_reduce_add_norm(
+        self, branch: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm, atoms: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of ``residual`` (if there is one) plus the sum of all members' ``branch``, and that sum."""
         ...
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed_plugin.placement.algebra import Conversion
 from tokenspeed_plugin.placement.plan import Compute, Move, SectionPlan
-from tokenspeed_plugin.placement.runtime.residual_sum import WAITING, Sum, sums_before_norms
+from tokenspeed_plugin.placement.runtime.residual_sum import WAITING, OpenSum, Sum, open_operands, sums_before_norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,8 @@ class CompiledDecoderLayer:
     """Pre-communication, compute and post-communication of one section on this rank.
 
     A residual sum that a norm reads first is left to the norm, which does both in one kernel. The last sum of a section
-    may wait for the norm of the next one (``leaves_sum`` there, ``takes_sum`` here): the stream then travels as two values.
+    may wait for the norm of the next one (``leaves`` there, ``takes`` here): the stream then travels as two values.
+    ``reductions`` are the all-reduces that norms take over as well, by the buffer that they would fill.
     """
 
     def __init__(
@@ -57,15 +58,16 @@ class CompiledDecoderLayer:
         modules: Mapping[str, Module],
         communicator: Communicator,
         *,
-        takes_sum: bool = False,
-        leaves_sum: bool = False,
+        takes: OpenSum | None = None,
+        leaves: OpenSum | None = None,
+        reductions: Mapping[str, Move] | None = None,
     ) -> None:
         self._mesh = mesh
         self._rank = rank
         self._communicator = communicator
-        steps, sums = sums_before_norms(plan, modules, takes_sum=takes_sum, leaves_sum=leaves_sum)
+        steps, sums = sums_before_norms(plan, modules, takes=takes, leaves=leaves, reductions=reductions)
         slots = _slots(plan, steps, sums)
-        results = _reads(plan.steps[-1]) if leaves_sum else (plan.exit_buffer,)
+        results = open_operands(plan, reductions or {}) if leaves else (plan.exit_buffer,)
         self._num_slots = len(slots)
         self._results = tuple(slots[name] for name in results)
         sources = [tuple(slots[name] for name in _reads(s, sums.get(i))) for i, s in enumerate(steps)]
@@ -100,9 +102,18 @@ class CompiledDecoderLayer:
             move = self._bind_move(step)
             return lambda _, tensor: move(tensor)
         module, signature = modules[step.module], step.signature
+        if sum_ is not None and sum_.atoms is not None:
+            return self._bind_fused(sum_.atoms, module)
         if sum_ is not None:
             return lambda _, residual, branch: module.add_norm(residual, branch)  # type: ignore[attr-defined]
         return lambda own, *inputs: module(*inputs, signature=signature, step=own)
+
+    def _bind_fused(self, atoms: tuple[int, ...], norm: Any) -> Callable[..., Any]:
+        """All-reduce of the last operand, the sum, and its norm; the norm's numbers are read when it runs."""
+        talk: Any = self._communicator
+        return lambda _, *operands: talk.all_reduce_add_norm(
+            operands[-1], operands[0] if len(operands) == 2 else None, norm.rms_norm(), atoms
+        )
 
     def _bind_move(self, move: Move) -> Callable[[torch.Tensor], torch.Tensor]:
         talk, atoms, op = self._communicator, move.atoms, move.op or "sum"

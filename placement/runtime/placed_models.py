@@ -28,8 +28,9 @@ from tokenspeed_plugin.host.placed_models import architecture_of, stock_class
 from tokenspeed_plugin.placement.models.bindings import binding_of
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
-from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
+from tokenspeed_plugin.placement.runtime.vllm_communicator import FusedGroupCommunicator, communicator_of
 from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
+from tokenspeed_plugin.placement.spec import Fusing
 
 SENT: Final = "hidden_states"
 """What a pipeline stage sends: the residual stream, whole, where vLLM's models send it in two parts."""
@@ -98,7 +99,9 @@ class PlacedBody:
         self.is_first, self.is_last = first == 0, end == len(layers)
         plans = plans_of(request, vllm_config, (first, end))
         group = get_tp_group()
-        communicator = GroupCommunicator(group, plans.table.plans)
+        hidden, dtype = vllm_config.model_config.get_hidden_size(), vllm_config.model_config.dtype
+        communicator = communicator_of(group, plans.table.plans, hidden, dtype, Fusing(request.fusion))
+        request.settle_fused(vllm_config, fused=isinstance(communicator, FusedGroupCommunicator))
         modules = bind(plans.graph, binding, inner, layers[first:end])
         planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
         self._table = plans.table

@@ -10,8 +10,9 @@ import torch
 
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.layout import sharded_atoms
+from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator
 from tokenspeed_plugin.placement.runtime.compiled_layer import CompiledDecoderLayer, Module
-from tokenspeed_plugin.placement.runtime.residual_sum import leaves_open, takes_open
+from tokenspeed_plugin.placement.runtime.residual_sum import OpenSum, fused_reductions, leaves_open, takes_open
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,10 +83,23 @@ def _layers(
     """The sections; between two of them a residual sum stays open when the second one begins with its norm."""
     sections = list(zip(plan.sections, modules, strict=True))
     opened = [leaves_open(*before) and takes_open(*behind) for before, behind in pairwise(sections)]
-    return [
-        CompiledDecoderLayer(plan.mesh, rank, section, own, communicator, takes_sum=takes, leaves_sum=leaves)
-        for (section, own), takes, leaves in zip(sections, [False, *opened], [*opened, False], strict=True)
-    ]
+    fuses = isinstance(communicator, FusingCommunicator)
+    layers = []
+    takes: OpenSum | None = None
+    for index, (section, own) in enumerate(sections):
+        behind = sections[index + 1] if index < len(opened) and opened[index] else None
+        opening = getattr(behind[0].steps[0], "module", None) if behind else None
+        reductions, crossing = (
+            fused_reductions(section, own, behind and behind[1], opening) if fuses else ({}, OpenSum())
+        )
+        leaves = crossing if behind else None
+        layers.append(
+            CompiledDecoderLayer(
+                plan.mesh, rank, section, own, communicator, takes=takes, leaves=leaves, reductions=reductions
+            )
+        )
+        takes = leaves
+    return layers
 
 
 def _check_even(graph: ModelGraph, plan: ModelPlan) -> None:

@@ -2,15 +2,15 @@
 """Residual sums that are left to the norm behind them: one kernel reads both operands and writes the sum and its norm.
 
 That is what vLLM's own layers do, so it is needed for equal speed, and in 16 bits for equal tokens: the norm sees the sum
-before it is rounded.
+before it is rounded. Where the communicator has a kernel for it, the norm takes over the all-reduce of an operand, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from tokenspeed_plugin.placement.plan import Compute, Move, SectionPlan
+from tokenspeed_plugin.placement.plan import Compute, FusionKind, Move, SectionPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,31 +40,113 @@ class AddNorm(Protocol):
         ...
 
 
+class RmsNorm(NamedTuple):
+    """What a kernel has to know of a norm: it multiplies by ``weight + weight_offset``."""
+
+    weight: torch.Tensor | None
+    epsilon: float
+    weight_offset: float
+
+
+@runtime_checkable
+class KernelNorm(AddNorm, Protocol):
+    """A norm that a kernel of another one can compute."""
+
+    def rms_norm(self) -> RmsNorm | None:
+        """What the kernel has to know; None when this norm is of another kind."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sum:
-    """An addition that a norm does: buffers of residual and branch, and of the sum."""
+    """An addition that a norm does: buffers of residual and branch, and of the sum.
+
+    With ``atoms`` the last buffer that is read is still Partial over them, and the norm reduces it. Such a sum may have
+    one operand only: an all-reduce and a norm.
+    """
 
     reads: tuple[str, ...]
     target: str
+    atoms: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class OpenSum:
+    """How the sum that a section leaves to the next one travels: with ``atoms`` its second operand is Partial over them."""
+
+    atoms: tuple[int, ...] | None = None
 
 
 def sums_before_norms(
-    plan: SectionPlan, modules: Mapping[str, Any], *, takes_sum: bool, leaves_sum: bool
+    plan: SectionPlan,
+    modules: Mapping[str, Any],
+    *,
+    takes: OpenSum | None = None,
+    leaves: OpenSum | None = None,
+    reductions: Mapping[str, Move] | None = None,
 ) -> tuple[list[Move | Compute], dict[int, Sum]]:
-    """The steps without the additions that norms take over, and for the index of each such norm what it adds."""
-    steps = list(plan.steps[:-1] if leaves_sum else plan.steps)
+    """The steps without the additions that norms take over, and for the index of each such norm what it adds.
+
+    ``reductions``: all-reduces that norms take over as well, by the buffer that they would fill.
+    """
+    steps = list(plan.steps[:-1] if leaves else plan.steps)
+    left = dict(reductions or {})
     taken: dict[str, Sum] = {}
-    if takes_sum:
-        taken[plan.entry_buffer] = Sum((plan.entry_buffer, WAITING), plan.entry_buffer)
+    if takes is not None:
+        taken[plan.entry_buffer] = Sum((plan.entry_buffer, WAITING), plan.entry_buffer, takes.atoms)
     for index, step in enumerate(steps):
         if _is_add(step, modules) and _can_take(steps, index, modules, plan.exit_buffer):
-            taken[step.target] = Sum(step.reads, step.target)  # type: ignore[union-attr]
-    kept = [s for s in steps if not (_is_add(s, modules) and s.target in taken)]
+            taken[step.target] = Sum(*_operands(step, left))
+        elif isinstance(step, Move) and step.target in left and not _is_operand(steps, step.target, modules):
+            taken[step.target] = Sum((step.source,), step.target, step.atoms)
+    # A reduction goes only where its sum has gone: what nobody takes over stays a step of its own.
+    partial = {read for sum_ in taken.values() if sum_.atoms is not None for read in sum_.reads[-1:]}
+    if leaves is not None:
+        partial.update(open_operands(plan, left)[-1:])
+    gone = {target for target, move in left.items() if move.source in partial}
+    kept = [s for s in steps if not (s.target in gone or (_is_add(s, modules) and s.target in taken))]
     sums: dict[int, Sum] = {}
     for target, sum_ in taken.items():
         reader = next(i for i, step in enumerate(kept) if target in _reads(step))
         sums[reader] = sum_
     return kept, sums
+
+
+def open_operands(plan: SectionPlan, reductions: Mapping[str, Move]) -> tuple[str, ...]:
+    """Buffers of the operands of the sum that a section leaves open."""
+    return _operands(plan.steps[-1], reductions)[0]
+
+
+def fused_reductions(
+    plan: SectionPlan, modules: Mapping[str, Any], behind: Mapping[str, Any] | None, opening: str | None
+) -> tuple[dict[str, Move], OpenSum]:
+    """All-reduces of a section that norms take over, by the buffer that they would fill, and what that makes of an open sum.
+
+    ``behind`` and ``opening``: the modules of the next section and its first one, when it takes this section's sum.
+    """
+    found: dict[str, Move] = {}
+    crossing = OpenSum()
+    for fusion in plan.fusions:
+        if fusion.kind not in (FusionKind.ALL_REDUCE_ADD_NORM, FusionKind.ALL_REDUCE_NORM):
+            continue
+        move, last = plan.steps[fusion.steps[0]], plan.steps[fusion.steps[-1]]
+        norm = (behind or {}).get(opening or "") if fusion.crosses else modules.get(getattr(last, "module", ""))
+        if not isinstance(move, Move) or not isinstance(norm, KernelNorm) or norm.rms_norm() is None:
+            continue
+        found[move.target] = move
+        crossing = OpenSum(move.atoms) if fusion.crosses else crossing
+    return found, crossing
+
+
+def _operands(
+    add: Move | Compute, reductions: Mapping[str, Move]
+) -> tuple[tuple[str, ...], str, tuple[int, ...] | None]:
+    """Reads, target and axes of a sum; the operand that is still Partial comes last."""
+    reads = sorted(_reads(add), key=lambda name: name in reductions)
+    move = reductions.get(reads[-1])
+    if move is None:
+        return _reads(add), add.target, None
+    return (*reads[:-1], move.source), add.target, move.atoms
 
 
 def leaves_open(plan: SectionPlan, modules: Mapping[str, Any]) -> bool:
@@ -88,6 +170,12 @@ def _can_take(steps: Sequence[Move | Compute], index: int, modules: Mapping[str,
     used_again = result in operands or any(operands & set(_reads(step)) for step in behind)
     takes = isinstance(reader, Compute) and isinstance(modules.get(reader.module), AddNorm)
     return takes and not used_again and len(operands) == 2
+
+
+def _is_operand(steps: Sequence[Move | Compute], buffer: str, modules: Mapping[str, Any]) -> bool:
+    """Whether the first reader of a buffer is an addition, or comes in the next section."""
+    reader = next((step for step in steps if buffer in _reads(step)), None)
+    return reader is None or _is_add(reader, modules)
 
 
 def _is_add(step: Move | Compute, modules: Mapping[str, Any]) -> bool:

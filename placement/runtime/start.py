@@ -19,7 +19,7 @@ from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.residual import Residual
-from tokenspeed_plugin.placement.spec import PlacementSpec, check_runtime, split_residual
+from tokenspeed_plugin.placement.spec import Fusing, PlacementSpec, check_runtime, split_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,13 +33,16 @@ KEY: Final = "tokenspeed_placement"
 class PlacementRequest:
     """What a worker needs to compile the same plans again.
 
-    ``digest`` names the plans; a worker that comes to others stops.
+    ``digest`` names the plans; a worker that comes to others stops. ``fused`` says whether the worker found what ``fusion``
+    asks for: it is settled there, before anything is compiled, because another graph needs another key.
     """
 
     architecture: str
     spec: str
     residual: str
     digest: str = ""
+    fusion: str = Fusing.AUTO.value
+    fused: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> PlacementRequest | None:
@@ -48,6 +51,10 @@ class PlacementRequest:
         if not isinstance(given, dict) or KEY not in given or vllm_config.model_config.runner_type == "draft":
             return None
         return cls(**given[KEY])
+
+    def settle_fused(self, vllm_config: Any, *, fused: bool) -> None:
+        """Write into the configuration of this process, which vLLM's compile-cache keys are made from, what it runs."""
+        vllm_config.additional_config = {**vllm_config.additional_config, KEY: {**asdict(self), "fused": fused}}
 
     def replicated_layers(self) -> tuple[str, ...]:
         """Suffixes, behind the number of a decoder layer, of linear layers that every rank has whole."""
@@ -79,7 +86,7 @@ def architectures() -> tuple[str, ...]:
 
 def expert_parallel(text: str) -> bool | None:
     """Whether a specification wants the MoE by experts; None when it leaves that open."""
-    spec, _ = split_residual(text)
+    spec = split_options(text).spec
     return None if spec == "auto" or "moe=" not in spec else PlacementSpec.parse(spec).ep > 1
 
 
@@ -90,11 +97,11 @@ def request_for(text: str, vllm_config: Any) -> PlacementRequest:
         PlacementError: the model, the specification and the configuration do not go together; names the number.
     """
     architecture = vllm_config.model_config.architecture
-    spec_text, residual = split_residual(text)
+    options = split_options(text)
     binding = binding_of(architecture)
     graph = _declared(vllm_config, architecture)
-    spec = _settled(spec_text, graph, binding, vllm_config.parallel_config)
-    request = PlacementRequest(architecture, str(spec), residual.value)
+    spec = _settled(options.spec, graph, binding, vllm_config.parallel_config)
+    request = PlacementRequest(architecture, str(spec), options.residual.value, fusion=options.fusing.value)
     plans = _compiled(request, graph, binding, vllm_config)
     return PlacementRequest(**{**asdict(request), "digest": plans.digest})
 

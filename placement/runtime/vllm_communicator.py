@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of a plan on vLLM's tensor-parallel group, through its custom operations (torch.compile sees them)."""
+"""The collectives of a plan on vLLM's tensor-parallel group, through its custom operations (torch.compile sees them).
+
+Where the GPUs of the group reach each other's memory, an all-reduce and the norm behind it are one kernel of our own.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokenspeed_plugin.host.log import logger
+from tokenspeed_plugin.host.norms import batch_invariant
+from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, connect
+from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group
+from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
+from tokenspeed_plugin.placement.spec import Fusing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from tokenspeed_plugin.placement.plan import ModelPlan
+    from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
 
 
 class GroupCommunicator:
@@ -52,6 +62,59 @@ class GroupCommunicator:
     def all_to_all(self, tensor: torch.Tensor, atoms: tuple[int, ...], from_dim: int, dim: int) -> torch.Tensor:
         """Never called: the constructor refuses plans with it."""
         raise NotImplementedError
+
+
+class FusedGroupCommunicator(GroupCommunicator):
+    """The same, with the all-reduce, the residual sum and the norm behind it as one operation."""
+
+    def __init__(self, group: Any, plans: Iterable[ModelPlan], kernel: AllReduceAddNorm | None) -> None:
+        """Make the group known to the operation; without ``kernel`` that runs the group's all-reduce and a norm in torch."""
+        super().__init__(group, plans)
+        self._name = str(group.unique_name)
+        register_group(self._name, ReductionGroup(lambda tensor: self.all_reduce(tensor, (), "sum"), kernel))
+
+    def all_reduce_add_norm(
+        self,
+        branch: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: RmsNorm,
+        atoms: tuple[int, ...],  # noqa: ARG002 - the constructor has seen that all collectives are over the group
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of ``residual`` (if there is one) plus the sum of all members' ``branch``, and that sum."""
+        return all_reduce_add_norm(branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name)
+
+
+def communicator_of(
+    group: Any, plans: Iterable[ModelPlan], hidden: int, dtype: torch.dtype, fusing: Fusing
+) -> GroupCommunicator:
+    """The communicator for a group; every rank of it has to call this, and all get the same kind.
+
+    Raises:
+        PlacementError: see :class:`GroupCommunicator`.
+    """
+    plans = tuple(plans)
+    if group.world_size == 1 or fusing is Fusing.OFF:
+        return GroupCommunicator(group, plans)
+    if fusing is Fusing.REFERENCE:
+        return FusedGroupCommunicator(group, plans, None)
+    shape = RowShape.fitting(hidden, dtype, group.world_size)
+    try:
+        kernel = _connected(group, shape)
+    except NotConnectedError as error:
+        logger(__name__).info("placement: all-reduce + residual + norm in one kernel is not used because %s", error)
+        return GroupCommunicator(group, plans)
+    logger(__name__).info(
+        "placement: all-reduce + residual + norm in one kernel for up to %d tokens, over %s",
+        kernel.max_rows,
+        kernel.memory.way,
+    )
+    return FusedGroupCommunicator(group, plans, kernel)
+
+
+def _connected(group: Any, shape: RowShape) -> AllReduceAddNorm:
+    if batch_invariant():
+        raise NotConnectedError("VLLM_BATCH_INVARIANT asks for vLLM's own batch-invariant norms")
+    return connect(group.cpu_group, group.device, shape)
 
 
 def _refuse(what: str, world_size: int) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tokenspeed_plugin.host.norms import rms_norm_numbers
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.module_spec import ModuleKind
-from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd
+from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd, RmsNorm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,11 @@ class Norm:
         """The normalised sum, and the sum."""
         normalised, total = self._layer(branch, residual)
         return normalised, total
+
+    def rms_norm(self) -> RmsNorm | None:
+        """What a kernel needs to do the same; None when this is no plain RMS norm."""
+        numbers = rms_norm_numbers(self._layer)
+        return None if numbers is None else RmsNorm(*numbers)
 
 
 class Attention:

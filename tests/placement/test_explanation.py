@@ -79,6 +79,21 @@ def test_llama_on_two_ranks_by_hand() -> None:
         assert {key: totals[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("world", "tokens", "fused"),
+    [(2, 16, 65), (2, 128, 65), (2, 129, 0), (8, 16, 65), (8, 64, 0), (16, 1, 0)],
+)
+def test_fused_are_the_all_reduces_that_one_launch_takes(world: int, tokens: int, fused: int) -> None:
+    """128 rows on two ranks, 2 MiB / (7 x 8 KiB) = 36 on eight; sixteen are no GPUs of one host."""
+    graph = declare("Llama-3.1-8B", REAL["Llama-3.1-8B"])
+    spec = PlacementSpec.parse(f"attn=tp{world},dense=tp{world}")
+    rows = explain(graph, spec, world, [Step(tokens, tokens)], residual=Residual.REPLICATED).steps[0].ours
+    assert sum(row.times for row in rows if row.fused) == fused
+    assert {row.fused for row in rows if row.collective == "all-gather"} == {""}
+    if fused:
+        assert {row.fused for row in rows if row.collective == "all-reduce"} == {"+norm", "+add+norm"}
+
+
 def test_vllms_deepseek_with_data_parallelism_by_hand() -> None:
     """tp2 x dp4 with experts over 8: per MoE layer a reduce-scatter and an all-gather over 2, and both over 8."""
     graph = declare("DeepSeek-V3", REAL["DeepSeek-V3"])

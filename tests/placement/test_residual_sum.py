@@ -41,7 +41,7 @@ def test_a_sum_with_another_first_reader_stays_a_step_of_its_own() -> None:
     modules = {n.spec.name: object() for n in graph.sections["layer"].nodes}
     modules |= {"attention_residual": ResidualAdd(), "mlp_residual": ResidualAdd()}
     section = plan.sections[1]
-    steps, sums = sums_before_norms(section, modules, takes_sum=False, leaves_sum=False)
+    steps, sums = sums_before_norms(section, modules)
     assert list(section.steps) == steps
     assert sums == {}
     assert leaves_open(section, modules)

@@ -23,6 +23,7 @@ PLACEMENT: tuple[Capability, ...] = (
     Capability(_LAYERS + "linear:MergedColumnParallelLinear", parameters=("disable_tp", "prefix")),
     Capability(_LAYERS + "vocab_parallel_embedding:VocabParallelEmbedding", parameters=("reduce_results",)),
     Capability(_LAYERS + "layernorm:RMSNorm.forward_native", parameters=("x", "residual")),
+    Capability(_LAYERS + "layernorm:GemmaRMSNorm.forward_native", parameters=("x", "residual")),
     Capability(_LAYERS + "fused_moe.config:FusedMoEConfig", fields=("skip_final_all_reduce", "moe_parallel_config")),
     Capability(_LAYERS + "fused_moe.config:FusedMoEParallelConfig", attributes=("use_all2all_kernels",)),
 )
