@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +12,13 @@ from torch import nn
 
 from tests.placement.placement_cases import CONFIGS, compile_plan, model
 from tokenspeed_plugin.hooks import hookimpl, plugin_manager
-from tokenspeed_plugin.kernels.comm import all_reduce_add_norm
-from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
 from tokenspeed_plugin.placement import Compiler, ModelPlan, PlacementError, Residual
 from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of
 from tokenspeed_plugin.placement.models.decoder import SEND
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
-from tokenspeed_plugin.placement.runtime import vllm_communicator
-from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator
-from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
 from tokenspeed_plugin.placement.runtime.start import KEY, PlacementRequest, expert_parallel, plans_of, request_for
-from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator, communicator_of
+from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
 from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
-from tokenspeed_plugin.placement.spec import Fusing
 from tokenspeed_plugin.placement.verifier import VerificationError, verify
 
 
@@ -295,69 +288,3 @@ def test_collectives_over_part_of_the_group_are_refused() -> None:
     GroupCommunicator(SimpleNamespace(world_size=2), [plan])
     with pytest.raises(PlacementError, match=r"over 2 ranks: vLLM's group has .* over 4 ranks"):
         GroupCommunicator(SimpleNamespace(world_size=4), [plan])
-
-
-class Group:
-    """Two ranks on CPU that hold equal values, with what of vLLM's coordinator is used."""
-
-    world_size, unique_name, device = 2, "tp:7", torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.reduced = 0
-        self.cpu_group = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.reduced += 1
-        return tensor.mul_(2)
-
-
-def test_the_request_carries_the_fusion_and_the_worker_writes_down_what_it_found() -> None:
-    config = vllm_config()
-    request = request_for("fusion=off,attn=tp2,dense=tp2", config)
-    assert (request.fusion, request.fused, request.spec) == ("off", False, "attn=tp2,dense=tp2,moe=tp2")
-    assert request_for("auto,residual=replicated", config).fusion == "auto"
-    config.additional_config = {"other": 1, KEY: vars(request)}
-    request.settle_fused(config, fused=True)
-    assert config.additional_config["other"] == 1
-    assert PlacementRequest.of(config) == replace(request, fused=True)
-
-
-def test_fusion_off_and_one_rank_reduce_as_before() -> None:
-    plan, group = compile_plan(model("qwen3")), Group()
-    assert type(communicator_of(group, [plan], 32, torch.bfloat16, Fusing.OFF)) is GroupCommunicator
-    alone = SimpleNamespace(world_size=1, unique_name="tp:8")
-    assert type(communicator_of(alone, [], 32, torch.bfloat16, Fusing.AUTO)) is GroupCommunicator
-
-
-@pytest.mark.parametrize(
-    ("dtype", "invariant", "reason"),
-    [
-        (torch.float32, "0", "rank 0: dtype torch.float32, allowed: torch.bfloat16, torch.float16"),
-        (torch.bfloat16, "0", "rank 0: device cpu, allowed: cuda with a number"),
-        (torch.bfloat16, "1", "VLLM_BATCH_INVARIANT asks for vLLM's own batch-invariant norms"),
-    ],
-)
-def test_where_the_kernel_cannot_run_the_log_says_why(
-    dtype: torch.dtype, invariant: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
-    monkeypatch.setattr(vllm_communicator, "logger", lambda _: log)
-    monkeypatch.setattr(all_reduce_add_norm, "settle", lambda _, problem: problem and f"rank 0: {problem}")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
-    found = communicator_of(Group(), [compile_plan(model("qwen3"))], 32, dtype, Fusing.AUTO)
-    assert type(found) is GroupCommunicator
-    assert lines == [f"placement: all-reduce + residual + norm in one kernel is not used because {reason}"]
-
-
-def test_the_reference_runs_the_groups_all_reduce_and_leaves_its_input_alone() -> None:
-    group = Group()
-    found = communicator_of(group, [compile_plan(model("qwen3"))], 32, torch.float32, Fusing.REFERENCE)
-    assert isinstance(found, FusingCommunicator)
-    branch, residual, weight = torch.randn(3, 32), torch.randn(3, 32), torch.randn(32)
-    kept = branch.clone()
-    normed, total = found.all_reduce_add_norm(branch, residual, RmsNorm(weight, 1e-5, 0.0), (0,))
-    assert torch.equal(branch, kept)
-    assert torch.equal(total, 2 * branch + residual)
-    assert torch.equal(normed, add_norm_reference(2 * branch, residual, weight, 1e-5)[0])
-    assert group.reduced == 1
