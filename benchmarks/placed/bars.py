@@ -13,6 +13,8 @@ from tokenspeed_plugin.placement.cost.measurement import measured_table, predict
 
 LINK_SIZES_BYTES = tuple(2**exponent for exponent in range(12, 28, 2))
 QUICK_LINK_SIZES_BYTES = (1 << 12, 1 << 16, 1 << 20)
+UNFUSED = "placed-unfused"
+"""Shows what the fused kernel gives; judged by nothing."""
 LEAST_RATIO = 0.98
 LEAST_PREFILL_RATIO = 1.02
 LEAST_SMALL_DECODE_RATIO, SMALL_BATCH = 1.05, 16
@@ -41,7 +43,7 @@ def placement_bars(figures: dict[str, Any]) -> list[Bar]:
     bars = []
     for model, systems in figures["models"].items():
         for system in systems:
-            if system.startswith(("placed", "ours")):
+            if system.startswith(("placed", "ours")) and system != UNFUSED:
                 bars += _bars_of(model, systems, system, figures["ranks"])
     if figures["ranks"] > 1:
         bars.append(_prediction_bar(figures))

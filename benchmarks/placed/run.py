@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
-from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES
+from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, UNFUSED
 
 DECODE_PROMPT_TOKENS = 64
 TOKEN_CHECK_REQUESTS, TOKEN_CHECK_PROMPT_TOKENS, TOKEN_CHECK_TOKENS = 16, 200, 48
@@ -41,6 +41,7 @@ def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, System
     whole = f"attn=tp{ranks},dense=tp{ranks}"
     found = {"stock": System(None), "placed": System("auto"), "ours": System("auto", scheduler="tokenspeed")}
     if ranks > 1:
+        found[UNFUSED] = System("auto,fusion=off")
         found["placed-split"] = System(f"{whole},residual=sharded")
     if ranks > 1 and model == "mla" and device != "cpu":
         found["stock-experts"] = System(None, expert_parallel=True)
