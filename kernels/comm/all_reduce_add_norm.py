@@ -143,6 +143,17 @@ class AllReduceAddNorm:
         """Rows that one launch over all ranks takes."""
         return self.shape.max_rows
 
+    def takes(self, branch: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None) -> bool:
+        """Whether shapes and types of the operands are the kernel's; the number of rows and the layout aside."""
+        hidden, dtype = self.shape.hidden, self.shape.dtype
+        return (
+            branch.dim() == 2
+            and branch.shape[1] == hidden
+            and branch.dtype == dtype
+            and (residual is None or (residual.shape == branch.shape and residual.dtype == dtype))
+            and (weight is None or (weight.shape == (hidden,) and weight.dtype in (dtype, torch.float32)))
+        )
+
     def __call__(
         self,
         branch: torch.Tensor,

@@ -77,8 +77,9 @@ def _run(
     if members is None:
         raise ValueError(f"group {group!r} is not registered, allowed: {', '.join(_groups) or 'none, so far'}")
     kernel = members.kernel
-    if kernel is None:
+    if kernel is None or not kernel.takes(branch, residual, weight):
         return add_norm_reference(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
+    branch, residual = branch.contiguous(), None if residual is None else residual.contiguous()
     if branch.shape[0] <= kernel.max_rows:
         return kernel(branch, residual, weight, epsilon, weight_offset)
     return kernel.add_norm(members.all_reduce(branch), residual, weight, epsilon, weight_offset)

@@ -48,9 +48,11 @@ class Counted(AllReduceAddNorm):
 
     def __init__(self, max_rows: int) -> None:
         self.shape, self.fused, self.alone = RowShape(16, torch.float32, max_rows), 0, 0
+        self.layouts: list[tuple[bool, bool]] = []
 
     def __call__(self, branch, residual, weight, epsilon, weight_offset=0.0, out=None):  # type: ignore[no-untyped-def]
         self.fused += 1
+        self.layouts.append((branch.is_contiguous(), residual is None or residual.is_contiguous()))
         return add_norm_reference(2 * branch, residual, weight, epsilon, weight_offset)
 
     def add_norm(self, reduced, residual, weight, epsilon, weight_offset=0.0, out=None):  # type: ignore[no-untyped-def]
@@ -74,6 +76,26 @@ def test_the_number_of_rows_decides_who_reduces(rows: int, launches: tuple[int, 
     expected = all_reduce_add_norm_reference([branch, branch], residual, weight, EPSILON)
     assert torch.equal(normed, expected[0])
     assert torch.equal(total, expected[1])
+
+
+@pytest.mark.parametrize("change", ["hidden", "dtype", "residual", "weight", "dims"])
+def test_operands_of_another_kind_go_the_groups_way(change: str, kernel: Counted) -> None:
+    hidden = 24 if change == "hidden" else 16
+    branch = torch.randn(2, hidden, dtype=torch.float64 if change == "dtype" else torch.float32)
+    residual = branch.double() if change == "residual" else branch.clone()
+    weight = torch.randn(hidden, dtype=torch.float64 if change == "weight" else torch.float32)
+    if change == "dims":
+        branch, residual = branch[None], residual[None]
+    _, total = operation.all_reduce_add_norm(branch, residual, weight, EPSILON, 0.0, "test")
+    assert (kernel.fused, kernel.alone) == (0, 0)
+    assert torch.allclose(total, 3 * branch)
+
+
+def test_rows_apart_in_memory_are_put_together(kernel: Counted) -> None:
+    branch, residual = torch.randn(16, 3).T, torch.randn(3, 32)[:, :16]
+    _, total = operation.all_reduce_add_norm(branch, residual, None, EPSILON, 0.0, "test")
+    assert torch.equal(total, 2 * branch + residual)
+    assert kernel.layouts == [(True, True)]
 
 
 def test_without_a_kernel_the_groups_all_reduce_does_it() -> None:
