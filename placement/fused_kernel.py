@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import torch
-
-from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import RowShape
+from tokenspeed_plugin.kernels.comm import limits
 from tokenspeed_plugin.placement.plan import FusionKind, Move
 
 if TYPE_CHECKING:
@@ -30,7 +28,9 @@ def fits_kernel(graph: ModelGraph, plan: ModelPlan, move: Move, gpus_per_node: i
     """Whether one launch takes an all-reduce of a step: its ranks are GPUs of one host, its rows and types the kernel's."""
     mesh = plan.mesh
     num_ranks, outermost = mesh.size(move.atoms), min(move.atoms)
-    shape = RowShape.fitting(graph.sizes["hidden"], torch.bfloat16, num_ranks)
+    hidden = graph.sizes["hidden"]
+    max_rows = limits.fitting_rows(hidden, num_ranks)
     rows = plan.num_tokens // mesh.size(mesh.atoms("dp"))
     inside = mesh.stride(outermost) * mesh.atom_sizes[outermost] <= gpus_per_node
-    return inside and graph.activation_bytes == 2 and rows <= shape.max_rows and shape.refusal(num_ranks) is None
+    taken = limits.refusal(hidden, "bfloat16", max_rows, num_ranks) is None
+    return inside and taken and graph.activation_bytes == 2 and rows <= max_rows

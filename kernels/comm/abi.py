@@ -7,12 +7,7 @@ import ctypes
 from typing import Final
 
 MAX_RANKS: Final = 8
-RANK_COUNTS: Final = (2, 4, 6, 8)
 HANDLE_BYTES: Final = 64
-LANE_ELEMENTS: Final = 8
-MAX_HIDDEN: Final = 16384
-MAX_ROWS: Final = 128
-"""One block for each row, and all of them run at once: a block waits for its peers while it holds a multiprocessor."""
 DEPENDENT_LAUNCH: Final = 1
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 

@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from tokenspeed_plugin.kernels.comm import library as comm
-from tokenspeed_plugin.kernels.comm.abi import (
-    BFLOAT16,
-    DEPENDENT_LAUNCH,
-    FLOAT16,
-    FLOAT32,
-    LANE_ELEMENTS,
-    MAX_HIDDEN,
-    MAX_ROWS,
-    RANK_COUNTS,
-    CommLibrary,
-    Params,
-)
+from tokenspeed_plugin.kernels.comm import limits
+from tokenspeed_plugin.kernels.comm.abi import BFLOAT16, DEPENDENT_LAUNCH, FLOAT16, FLOAT32, CommLibrary, Params
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory, settle, share
 
 if TYPE_CHECKING:
@@ -30,8 +20,6 @@ ELEMENT_TYPES: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 WEIGHT_TYPES: Final = {**ELEMENT_TYPES, torch.float32: FLOAT32}
 TIMEOUT_S: Final = 600.0
 """As long as a process group of NCCL waits. A rank may be late because it still compiles."""
-MAX_SENT_BYTES: Final = 2 << 20
-"""Payload that a rank sends in one call, at most: every rank gets all of it, so a ring is better for more."""
 _ALIGNMENT: Final = 2 << 20
 """Of allocations that other processes map."""
 
@@ -53,20 +41,12 @@ class RowShape:
     @classmethod
     def fitting(cls, hidden: int, dtype: torch.dtype, num_ranks: int) -> RowShape:
         """With as many rows as one call should send."""
-        row_bytes = hidden * 2 * max(num_ranks - 1, 1)
-        return cls(hidden, dtype, max(1, min(MAX_ROWS, MAX_SENT_BYTES // row_bytes)))
+        return cls(hidden, dtype, limits.fitting_rows(hidden, num_ranks))
 
     def refusal(self, num_ranks: int) -> str | None:
         """Why the kernel does not take it, or None."""
-        if num_ranks not in RANK_COUNTS:
-            return f"{num_ranks} ranks, allowed: {', '.join(map(str, RANK_COUNTS))}"
-        if self.dtype not in ELEMENT_TYPES:
-            return f"dtype {self.dtype}, allowed: {', '.join(map(str, ELEMENT_TYPES))}"
-        if self.hidden % LANE_ELEMENTS or not 0 < self.hidden <= MAX_HIDDEN:
-            return f"hidden={self.hidden}, allowed: multiples of {LANE_ELEMENTS} up to {MAX_HIDDEN}"
-        if not 0 < self.max_rows <= MAX_ROWS:
-            return f"max_rows={self.max_rows}, allowed: 1 to {MAX_ROWS}"
-        return None
+        dtype = str(self.dtype).removeprefix("torch.")
+        return limits.refusal(self.hidden, dtype, self.max_rows, num_ranks)
 
 
 def connect(
@@ -252,7 +232,7 @@ class AllReduceAddNorm:
         if tensor.dtype != self.shape.dtype or tensor.device != self.device:
             raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, allowed: {self.shape.dtype} on {self.device}")
         row_stride = tensor.stride(0) if rows > 1 else 0
-        if tensor.stride(1) != 1 or row_stride % LANE_ELEMENTS or tensor.data_ptr() % 16:
+        if tensor.stride(1) != 1 or row_stride % limits.LANE_ELEMENTS or tensor.data_ptr() % 16:
             raise ValueError(f"{name}: strides {tensor.stride()}, allowed: (a multiple of 8, 1), from a multiple of 16")
 
     def _require_weight(self, weight: torch.Tensor | None) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenspeed_plugin.kernels.comm.abi import LANE_ELEMENTS, MAX_HIDDEN, MAX_ROWS, RANK_COUNTS
 from tokenspeed_plugin.kernels.comm.library import SOURCES
+from tokenspeed_plugin.kernels.comm.limits import LANE_ELEMENTS, MAX_HIDDEN, MAX_ROWS, RANK_COUNTS
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,

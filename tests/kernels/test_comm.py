@@ -146,7 +146,7 @@ def test_the_parameter_block_names_the_same_fields_in_the_same_order() -> None:
     ("shape", "ranks", "message"),
     [
         (RowShape(4096, torch.bfloat16, 128), 3, "3 ranks, allowed: 2, 4, 6, 8"),
-        (RowShape(4096, torch.float32, 128), 2, "dtype torch.float32, allowed: torch.bfloat16, torch.float16"),
+        (RowShape(4096, torch.float32, 128), 2, "dtype float32, allowed: bfloat16, float16"),
         (RowShape(4100, torch.bfloat16, 128), 2, "hidden=4100, allowed: multiples of 8 up to 16384"),
         (RowShape(32768, torch.bfloat16, 1), 2, "hidden=32768, allowed: multiples of 8 up to 16384"),
         (RowShape(4096, torch.bfloat16, 129), 2, "max_rows=129, allowed: 1 to 128"),

@@ -56,7 +56,7 @@ def test_fusion_off_and_one_rank_reduce_as_before() -> None:
 @pytest.mark.parametrize(
     ("dtype", "invariant", "reason"),
     [
-        (torch.float32, "0", "rank 0: dtype torch.float32, allowed: torch.bfloat16, torch.float16"),
+        (torch.float32, "0", "rank 0: dtype float32, allowed: bfloat16, float16"),
         (torch.bfloat16, "0", "rank 0: device cpu, allowed: cuda with a number"),
         (torch.bfloat16, "1", "VLLM_BATCH_INVARIANT asks for vLLM's own batch-invariant norms"),
     ],

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one launch of the fused all-reduce takes. Nothing here needs torch: plans are made without it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RANK_COUNTS: Final = (2, 4, 6, 8)
+DTYPES: Final = ("bfloat16", "float16")
+LANE_ELEMENTS: Final = 8
+MAX_HIDDEN: Final = 16384
+MAX_ROWS: Final = 128
+"""One block for each row, and all of them run at once: a block waits for its peers while it holds a multiprocessor."""
+MAX_SENT_BYTES: Final = 2 << 20
+"""Payload that a rank sends in one call, at most: every rank gets all of it, so a ring is better for more."""
+
+
+def fitting_rows(hidden: int, num_ranks: int) -> int:
+    """Rows that one call should have, at most."""
+    return max(1, min(MAX_ROWS, MAX_SENT_BYTES // (hidden * 2 * max(num_ranks - 1, 1))))
+
+
+def refusal(hidden: int, dtype: str, max_rows: int, num_ranks: int) -> str | None:
+    """Why the kernel does not take such rows, or None."""
+    if num_ranks not in RANK_COUNTS:
+        return f"{num_ranks} ranks, allowed: {', '.join(map(str, RANK_COUNTS))}"
+    if dtype not in DTYPES:
+        return f"dtype {dtype}, allowed: {', '.join(DTYPES)}"
+    if hidden % LANE_ELEMENTS or not 0 < hidden <= MAX_HIDDEN:
+        return f"hidden={hidden}, allowed: multiples of {LANE_ELEMENTS} up to {MAX_HIDDEN}"
+    if not 0 < max_rows <= MAX_ROWS:
+        return f"max_rows={max_rows}, allowed: 1 to {MAX_ROWS}"
+    return None
