@@ -35,9 +35,15 @@ def _reference() -> Callable[..., Any]:
 
 
 def _cuda_sm90() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
+
+    return AllReduceAddNorm.__call__  # on what `workspace` made
+
+
+def _workspace_sm90(*arguments: Any) -> Any:
     from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import connect
 
-    return connect
+    return connect(*arguments)
 
 
 def _reference_hash() -> str:
@@ -82,6 +88,7 @@ SOLUTIONS = (
         ),
         objectives=frozenset(Objective),  # the sum has the order of the ranks, the norm an order of its own
         unavailable=_unavailable,
+        workspace=_workspace_sm90,
         source=SOURCES.source_hash,
     ),
 )

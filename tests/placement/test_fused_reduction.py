@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from tests.placement.test_runtime import LENGTH_TOKENS, DestructiveNorm, module_
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference, sum_reference
 from tokenspeed_plugin.placement import ModelGraph, PlacementSpec, Residual
 from tokenspeed_plugin.placement.cost import CostModel
+from tokenspeed_plugin.placement.fusion import mark_fusions
 from tokenspeed_plugin.placement.mesh import Mesh
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph
 from tokenspeed_plugin.placement.module_spec import ModuleKind
-from tokenspeed_plugin.placement.plan import FusionKind, ModelPlan
+from tokenspeed_plugin.placement.plan import Compute, FusionKind, ModelPlan
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.runtime import PlannedModel
 from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
@@ -200,3 +202,14 @@ def test_the_first_reader_decides_what_is_marked() -> None:
     assert [f.kind for f in first.fusions] == [FusionKind.ALL_REDUCE_NORM, *[FusionKind.ALL_REDUCE_ADD_NORM] * 2]
     assert [f.kind for f in second.fusions] == [FusionKind.ALL_REDUCE_ADD_NORM] * 2
     assert [f.crosses for f in first.fusions] == [False, False, True]
+
+
+@pytest.mark.parametrize(("also_read", "fused"), [(None, 1), ("self_attn@R", 0), ("self_attn@P", 0)])
+def test_what_something_else_reads_stays_where_it_is(also_read: str | None, fused: int) -> None:
+    graph, table, _ = planned("qwen3", Residual.REPLICATED)
+    section = table.plans[0].sections[2]
+    mlp = next(step for step in section.steps if isinstance(step, Compute) and step.module == "mlp")
+    extra = () if also_read is None else (replace(mlp, reads=(also_read,), target="again"),)
+    steps = (*section.steps[:-1], *extra, section.steps[-1])
+    (marked_section,) = mark_fusions(graph, [replace(section, steps=steps)])
+    assert len(marked_section.fusions) == fused
