@@ -40,9 +40,10 @@ def _install() -> None:
 
 
 def _stat_loggers() -> list[type]:
+    from tokenspeed_plugin.entry_points.pace_stats import PaceStatLogger
     from tokenspeed_plugin.entry_points.stats import KvCacheStatLogger
 
-    return [KvCacheStatLogger]
+    return [KvCacheStatLogger, PaceStatLogger]
 
 
 def _version() -> str:

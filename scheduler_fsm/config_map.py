@@ -14,6 +14,12 @@ from tokenspeed_plugin.settings import resolve_in_process
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVCacheConfig, MultiModalRegistry, VllmConfig
 
+_OVERLOAD = {
+    "queue": _core.Overload.QUEUE,
+    "refuse": _core.Overload.REFUSE,
+    "degrade": _core.Overload.DEGRADE,
+}
+
 
 def scheduler_config(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", key_tokens: int, mm_registry: "MultiModalRegistry"
@@ -51,7 +57,9 @@ def scheduler_config(
     if vllm_config.lora_config is not None:
         config.max_adapters = vllm_config.lora_config.max_loras
     config.encoder = encoder_limits(vllm_config, mm_registry)
-    config.target_tps = resolve_in_process(vllm_config.additional_config).values.target_tps_per_user
+    settings = resolve_in_process(vllm_config.additional_config).values
+    config.target_tps = settings.target_tps_per_user
+    config.overload = _OVERLOAD[settings.target_overload]
     _set_speculation(config, vllm_config)
     return config
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import EngineCoreOutput, EngineCoreOutputs, RequestStatus
-from tokenspeed_plugin.scheduler_fsm.outcomes import closing_output
+from tokenspeed_plugin.scheduler_fsm.outcomes import INVALID_REQUEST, closing_output
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import Request
@@ -26,19 +26,22 @@ class ClientOutbox:
         """Whether a client waits for an end."""
         return bool(self._closing)
 
-    def close(self, request: "Request", status: RequestStatus, error: str | None = None) -> None:
+    def close(
+        self, request: "Request", status: RequestStatus, error: str | None = None, code: str = INVALID_REQUEST
+    ) -> None:
         """End a request that no step will end; its client hears of it with the next outputs.
 
         Args:
             request: not held by the core any more.
             status: how it ended.
             error: what its client should read.
+            code: kind of the error.
         """
         request.status = status
         if error is not None:
             logger.error("Request %s: %s", request.request_id, error)
         self.note_finished(request)
-        self._closing.append((request.client_index, closing_output(request, error)))
+        self._closing.append((request.client_index, closing_output(request, error, code)))
 
     def note_finished(self, request: "Request") -> None:
         """The request ended, whichever way."""

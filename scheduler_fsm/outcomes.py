@@ -36,17 +36,22 @@ BY_NUMBER = (
     FinishReason.REPETITION,
 )
 
+# Kinds of errors: one that comes back however often the request is sent, and one that another try may spare.
+INVALID_REQUEST = "validation_error"
+OVER_CAPACITY = "over_capacity"
 
-def closing_output(request: "Request", error: str | None = None) -> Any:
+
+def closing_output(request: "Request", error: str | None = None, code: str = INVALID_REQUEST) -> Any:
     """The last output of a request that ended outside a model step (refused, failed, or cut short by the pool).
 
     Args:
         request: with its final status set.
         error: what its client should read. vLLM 0.32 has no field for it, there the log is the only place.
+        code: kind of the error. With vLLM 0.33 a client sees 400 for the first kind, 503 for the second.
     """
     details: dict[str, Any] = {}
     if error is not None:
-        details = known_fields(EngineCoreOutput, error=RequestError(code="validation_error", message=error))
+        details = known_fields(EngineCoreOutput, error=_request_error(error, code))
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=[],
@@ -56,3 +61,7 @@ def closing_output(request: "Request", error: str | None = None) -> Any:
         trace_headers=request.trace_headers,
         **details,
     )
+
+
+def _request_error(message: str, code: str) -> Any:
+    return RequestError(code=code, message=message, **known_fields(RequestError, retryable=code == OVER_CAPACITY))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rate per user, as far as it is Python: the clock that steps are measured by, and chunk budgets of other distributions."""
+"""Rates per user, as far as they are Python: the clock that steps are measured by."""
 
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tokenspeed_plugin.hooks import plugin_manager
 from tokenspeed_plugin.host.log import logger as named_logger
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.scheduler_fsm._core import Core
+    from tokenspeed_plugin.scheduler_fsm.statistics import Statistics
 
 logger = named_logger(__name__)
 
@@ -33,14 +33,32 @@ class PaceClock:
         return now_s
 
 
-def clock_of(core: "Core") -> PaceClock | None:
-    """The clock of a core with a rate per user; None without one: then nothing is measured.
+class Pace:
+    """Starts the clock once somebody has a rate; until then nothing is measured."""
 
-    A chunk budget that another distribution offers takes the place of ours.
-    """
-    if core.pace()["target_period_ms"] == 0:
-        return None
-    budget = plugin_manager().hook.tokenspeed_chunk_budget()
-    if budget is not None:
-        core.set_chunk_budget(budget)
-    return PaceClock(core)
+    def __init__(self, core: "Core", statistics: "Statistics | None") -> None:
+        self._core = core
+        self._statistics = statistics
+        self._clock_s: Callable[[], float] = time.perf_counter
+        self._clock: PaceClock | None = None
+        self.start_when_asked()
+
+    def start_when_asked(self) -> None:
+        """A request arrived: it may be the first that has a rate."""
+        if self._clock is None and self._core.is_paced:
+            self._start()
+
+    def use_clock(self, clock_s: Callable[[], float]) -> None:
+        """Measure by another clock, in seconds."""
+        self._clock_s = clock_s
+        if self._clock is not None:
+            self._start()
+
+    def now_s(self) -> float:
+        """The time now; 0 while nothing is measured."""
+        return 0.0 if self._clock is None else self._clock.now_s()
+
+    def _start(self) -> None:
+        self._clock = PaceClock(self._core, self._clock_s)
+        if self._statistics is not None:
+            self._statistics.follow_pace(self._clock)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.host.names import RequestStatus
 from tokenspeed_plugin.scheduler_fsm import _core, outcomes, request_import
+from tokenspeed_plugin.scheduler_fsm.outcomes import OVER_CAPACITY
+from tokenspeed_plugin.scheduler_fsm.rate_wish import wished_tps
 from tokenspeed_plugin.scheduler_fsm.session_desk import SessionDesk
 from tokenspeed_plugin.scheduler_fsm.session_hints import SessionNames, session_hints
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
     from tokenspeed_plugin.scheduler_fsm.grammar_gate import GrammarGate
     from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
+    from tokenspeed_plugin.scheduler_fsm.policies import QueueOrder
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 
 logger = named_logger(__name__)
@@ -25,6 +28,7 @@ logger = named_logger(__name__)
 _NO_SESSIONS = (
     "streaming-input sessions cannot be served together with a KV connector; leave out `--kv-transfer-config` for them"
 )
+_NO_ROOM = "the server has no room for one more user at the rate that it keeps (--target-overload refuse); retry later or elsewhere"
 
 
 class RequestDesk:
@@ -42,12 +46,14 @@ class RequestDesk:
         *,
         rows_carry_masks: bool = False,
         has_states: bool = False,
+        order: "QueueOrder | None" = None,
     ) -> None:
         """Set whom it works with.
 
         Args:
             rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`).
             has_states: whether the model has layers that keep states.
+            order: of the queue; None for ours.
         """
         self.requests: dict[str, Request] = {}
         self.handles: dict[str, int] = {}
@@ -59,8 +65,9 @@ class RequestDesk:
         self._port = port
         self._draft_metrics = draft_metrics
         self.sessions = SessionDesk(
-            core, self.handles, prompts, mirror, outbox, self.finish, rows_carry_masks=rows_carry_masks
+            core, self.handles, prompts, mirror, outbox, self.finish, rows_carry_masks=rows_carry_masks, order=order
         )
+        self._order = order
         self._rows_carry_masks = rows_carry_masks
         self.has_states = has_states
         self.session_names: SessionNames | None = None
@@ -128,6 +135,8 @@ class RequestDesk:
             has_grammar=has_grammar,
             hints=hints,
             is_session=request.resumable,
+            target_tps=wished_tps(request),
+            rank=None if self._order is None else self._order.rank(request),
         )
 
     def finish(self, request_ids: str | Iterable[str] | None, status: RequestStatus) -> "list[Request]":
@@ -206,6 +215,10 @@ class RequestDesk:
             request.status = RequestStatus.FINISHED_LENGTH_CAPPED
             self.forget(request)
             self._outbox.close(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+        for request in plan.refused:
+            request.status = RequestStatus.FINISHED_ERROR
+            self.forget(request)
+            self._outbox.close(request, RequestStatus.FINISHED_ERROR, _NO_ROOM, code=OVER_CAPACITY)
 
     def note_preemptions(self, requests: "list[Request]", now_s: float) -> None:
         """These lost their KV.

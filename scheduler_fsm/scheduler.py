@@ -18,7 +18,7 @@ from tokenspeed_plugin.host.names import (
     PauseState,
     SchedulerInterface,
 )
-from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, pace, request_import
+from tokenspeed_plugin.scheduler_fsm import _core, config_map, connector_port, pace, policies, request_import
 from tokenspeed_plugin.scheduler_fsm.capacity_report import log_capacity
 from tokenspeed_plugin.scheduler_fsm.draft_intake import DraftIntake
 from tokenspeed_plugin.scheduler_fsm.draft_metrics import DraftMetrics
@@ -111,6 +111,7 @@ class TokenSpeedScheduler(SchedulerInterface):
             port,
             rows_carry_masks=masks,
             has_states=any(group.retention == _core.Retention.STATE for group in config.kv.groups),
+            order=policies.install(self._core),
         )
         self.requests = self._desk.requests
         self._drafts = DraftIntake(self._core, self.requests, self._desk.handles, self._grammars)
@@ -127,13 +128,14 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config) if log_stats else None
         self._pause_state = PauseState.UNPAUSED
-        self._clock = pace.clock_of(self._core)
+        self._pace = pace.Pace(self._core, self._statistics)
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
 
     def add_request(self, request: "Request") -> None:
         """Take a request in. One that can never run ends with the next outputs; the engine goes on."""
         self._desk.add(request)
+        self._pace.start_when_asked()
 
     def has_request(self, request_id: str) -> bool:
         """Whether the scheduler holds the request."""
@@ -154,9 +156,8 @@ class TokenSpeedScheduler(SchedulerInterface):
     def schedule(self, throttle_prefills: bool = False) -> "SchedulerOutput":
         """Plan the next step."""
         self._desk.open_grammar_gates()
-        now_s = self._clock.now_s() if self._clock is not None else 0.0
-        plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills, now_s)
-        if plan.retracted or plan.admitted or plan.ended:
+        plan = self._core.plan(_PAUSE[self._pause_state], throttle_prefills, self._pace.now_s())
+        if plan.retracted or plan.admitted or plan.ended or plan.refused:
             self._desk.note_changes(plan)
         if self._desk.has_states and plan.new_rows:
             self._desk.note_session_rows(plan)
@@ -192,7 +193,7 @@ class TokenSpeedScheduler(SchedulerInterface):
                 model_runner_output.req_ids,
                 model_runner_output.req_id_to_index,
                 bool(model_runner_output.num_nans_in_logits),
-                self._clock.now_s() if self._clock is not None else 0.0,
+                self._pace.now_s(),
             )
             if delivered is not None:
                 outputs, special, drafts = delivered
@@ -307,8 +308,7 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def use_clock(self, clock_s: Callable[[], float]) -> None:
         """Measure steps by another clock, in seconds: for simulations. Nothing is measured without a rate per user."""
-        if self._clock is not None:
-            self._clock = pace.PaceClock(self._core, clock_s)
+        self._pace.use_clock(clock_s)
 
     def pace(self) -> dict[str, float]:
         """The step-time model, its error, and what the rate per user limited so far."""

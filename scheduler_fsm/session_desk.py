@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from tokenspeed_plugin.host.names import Request
     from tokenspeed_plugin.scheduler_fsm.outbox import ClientOutbox
+    from tokenspeed_plugin.scheduler_fsm.policies import QueueOrder
     from tokenspeed_plugin.scheduler_fsm.request_mirror import RequestMirror
 
 _NO_MEDIA = "a chunk of streaming input may hold text only under the tokenspeed scheduler; start vLLM with `--scheduler vllm` for media"
@@ -34,6 +35,7 @@ class SessionDesk:
         end: "Callable[[str, RequestStatus], object]",
         *,
         rows_carry_masks: bool = False,
+        order: "QueueOrder | None" = None,
     ) -> None:
         """Set whom it works with.
 
@@ -45,7 +47,9 @@ class SessionDesk:
             outbox: takes ends that no step reports.
             end: ends a request from outside and forgets it.
             rows_carry_masks: whether each row's output carries more than tokens (`--return-sampling-mask`).
+            order: of the queue; None for ours.
         """
+        self._order = order
         self._core = core
         self._handles = handles
         self._prompts = prompts
@@ -135,6 +139,7 @@ class SessionDesk:
                 arrival_time_s=chunk.arrival_time,
                 is_plain=self._is_plain(chunk) and self._is_plain(session),
                 has_grammar=has_grammar,
+                rank=None if self._order is None else self._order.rank(chunk),
             )
         except (_core.RefusedRequest, ValueError, TypeError, OverflowError) as refusal:
             # The client knows all of it by one id, so the session is what fails.

@@ -11,10 +11,12 @@ from tokenspeed_plugin.host.names import (
     SpecDecodingStats,
 )
 from tokenspeed_plugin.scheduler_fsm.kv_cache_report import KvCacheReport
+from tokenspeed_plugin.scheduler_fsm.pace_report import PaceReport
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import PerfStats, SchedulerOutput, VllmConfig
     from tokenspeed_plugin.scheduler_fsm._core import Core, DraftTally
+    from tokenspeed_plugin.scheduler_fsm.pace import PaceClock
 
 
 class Statistics:
@@ -30,7 +32,12 @@ class Statistics:
         self._model_metrics = model_metrics if model_metrics is not None and model_metrics.is_enabled() else None
         self._reported = core.counters()
         self._kv_cache = KvCacheReport(core)
+        self._pace: PaceReport | None = None
         self._was_reset = False
+
+    def follow_pace(self, clock: "PaceClock") -> None:
+        """Steps are measured from now on: somebody has a rate."""
+        self._pace = PaceReport(self._core, clock)
 
     def note_reset(self) -> None:
         """The prefix cache was reset: hit rates start anew."""
@@ -55,8 +62,11 @@ class Statistics:
         num_skipped = core.num_skipped
         prefix_cache = self._prefix_cache()
         extras = connector or {}
-        if kv_cache := self._kv_cache.take(self._reported):
-            extras = extras | {"num_kv_fetch_reqs_by_stage": extras.get("num_kv_fetch_reqs_by_stage", {}) | kv_cache}
+        ours = self._kv_cache.take(self._reported)
+        if self._pace is not None:
+            ours |= self._pace.take()
+        if ours:
+            extras = extras | {"num_kv_fetch_reqs_by_stage": extras.get("num_kv_fetch_reqs_by_stage", {}) | ours}
         return SchedulerStats(
             num_running_reqs=core.num_running,
             num_waiting_reqs=core.num_waiting - num_skipped,

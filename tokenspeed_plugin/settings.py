@@ -84,6 +84,11 @@ class Settings(BaseModel):
         description="Output tokens per second that the scheduler keeps for every user; 0 is off.",
         json_schema_extra={"allowed": "a number of tokens per second >= 0 (0 = off)"},
     )
+    target_overload: Literal["queue", "refuse", "degrade"] = Field(
+        "queue",
+        description="What becomes of requests that the rates of users have no room for: they wait, end with an error, or run.",
+        json_schema_extra={"allowed": "{queue,refuse,degrade}"},
+    )
     placement: Annotated[str, _text(_PLACEMENT)] = Field(
         "off",
         description="Compiled parallelism: vLLM's layers, with the collectives of a verified plan.",

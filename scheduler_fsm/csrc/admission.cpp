@@ -122,6 +122,11 @@ bool Admission::try_start(Request& request) {
         return false;
     }
     if (!pace_.admits(request)) {
+        if (pace_.refuses(request)) {
+            engine.finish(request, FinishReason::kError);
+            plan_.refused.push_back(&request);
+            return false;
+        }
         closed_for_all_ = true;  // one that needs less does not overtake: who waits is served in the total order
         return false;
     }

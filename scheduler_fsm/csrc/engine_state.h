@@ -13,6 +13,7 @@
 #include "scheduler_fsm/csrc/running_set.h"
 #include "scheduler_fsm/csrc/scheduler_config.h"
 #include "scheduler_fsm/csrc/transfers.h"
+#include "scheduler_fsm/csrc/victim_choice.h"
 #include "scheduler_fsm/csrc/waiting_queue.h"
 
 namespace tokenspeed::scheduler_fsm {
@@ -51,7 +52,7 @@ struct EngineState {
           slots(config.max_num_seqs),
           encoder_cache(config.encoder.cache_embeds),
           adapters(config.max_adapters),
-          pace(config.target_tps) {}
+          pace(config.target_tps, config.overload) {}
 
     SchedulerConfig config;
     // Requests hold blocks, slots and encoder outputs, so the table is destroyed before the pools.
@@ -72,6 +73,7 @@ struct EngineState {
     TransferState transfers;
     std::vector<Request*> encoder_holders;  ///< requests that hold encoder outputs
     PaceControl pace;
+    VictimChoice victim_choice;  ///< of another distribution; empty: ours
 
     std::uint64_t step = 0;
     std::deque<StepRecord> in_flight;

@@ -64,6 +64,7 @@ struct ExecutionPlan {
     std::vector<std::string> evicted_encoder_outputs;  ///< identifiers; the worker drops them before it runs the step
     std::vector<Request*> retracted;
     std::vector<Request*> ended;        ///< finished by the plan itself: they fill the pool alone
+    std::vector<Request*> refused;      ///< finished by the plan itself: there is no room for them within the rate
     std::vector<Request*> prefetching;  ///< their KV begins to load; they have no row
     bool has_sync_loads = false;        ///< KV is loaded as a part of the step
 
@@ -81,6 +82,7 @@ struct ExecutionPlan {
         evicted_encoder_outputs.clear();
         retracted.clear();
         ended.clear();
+        refused.clear();
         prefetching.clear();
         has_sync_loads = false;
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -39,10 +40,12 @@ struct RequestSpec {
     StopRules stop;
     std::int64_t priority = 0;
     double arrival_time_s = 0.0;
+    std::optional<double> rank;  ///< its place in the queue among equals of a priority, instead of its arrival
     std::int32_t adapter = 0;    ///< LoRA adapter number; 0 is none
     bool may_read_cache = true;  ///< false when every prompt position must be computed (prompt logprobs)
     bool ready = true;           ///< false until Scheduler::open_gate (grammar still compiling)
     kv_flat::SessionHints hints;
+    double target_tps = -1;   ///< output tokens per second; 0: no rate, negative: the scheduler's
     bool is_session = false;  ///< goes on with new input after each stop, until it is finished from outside
 };
 
@@ -51,12 +54,13 @@ struct TurnInput {
     std::vector<TokenId> tokens;
     StopRules stop;
     double arrival_time_s = 0.0;
+    std::optional<double> rank;
 };
 
 /// Place of a request in the one total order that admission, service and victim choice share: smaller goes first.
 struct OrderKey {
     std::int64_t priority = 0;
-    double arrival_time_s = 0.0;
+    double arrival_time_s = 0.0;  ///< or the rank that a queue order of another distribution gave it
     std::uint64_t sequence = 0;
 
     friend bool operator<(const OrderKey& a, const OrderKey& b) noexcept {
@@ -126,6 +130,7 @@ class Request {
     std::uint32_t num_retractions = 0;
     std::uint64_t last_planned_step = 0;
     std::uint64_t retracted_step = 0;  ///< not admitted again in the plan that took its KV
+    double period_s = 0;               ///< seconds per token that are aimed at; 0: no rate
     double first_token_s = -1;         ///< when its first token was delivered; only with a rate per user
     std::uint64_t eligible_step = 0;   ///< earliest step of its next decode
     std::uint64_t lane_key = 0;        ///< virtual deadline in the short lane

@@ -25,10 +25,10 @@ SchedulerConfig checked(SchedulerConfig config) {
 
 Scheduler::Scheduler(SchedulerConfig config) : engine_(checked(std::move(config))) {}
 
-OrderKey Scheduler::next_order(std::int64_t priority, double arrival_time_s) {
+OrderKey Scheduler::next_order(std::int64_t priority, double arrival_time_s, std::optional<double> rank) {
     const std::uint64_t sequence = engine_.next_sequence++;
-    if (engine_.config.policy == QueuePolicy::kFcfs) return {0, 0.0, sequence};
-    return {priority, arrival_time_s, sequence};
+    if (engine_.config.policy == QueuePolicy::kFcfs) return {0, rank.value_or(0.0), sequence};
+    return {priority, rank.value_or(arrival_time_s), sequence};
 }
 
 std::optional<Refusal> Scheduler::refusal_of(std::uint32_t num_tokens) const {
@@ -58,8 +58,10 @@ std::variant<RequestHandle, Refusal> Scheduler::submit(RequestSpec spec) {
         if (why) return Refusal{std::move(*why)};
     }
     std::vector<EncoderInputSpec> inputs = std::move(spec.prompt.encoder_inputs);
-    const OrderKey order = next_order(spec.priority, spec.arrival_time_s);
+    const OrderKey order = next_order(spec.priority, spec.arrival_time_s, spec.rank);
+    const double period_s = engine_.pace.period_for(spec.target_tps);
     Request& request = engine_.requests.create(std::move(spec), order);
+    request.period_s = period_s;
     if (!inputs.empty()) request.encoder = std::make_unique<EncoderInputs>(std::move(inputs), engine_.encoder_cache);
     request.lane_key = engine_.prefilled_tokens + num_tokens;
     engine_.enqueue(request);
@@ -82,7 +84,7 @@ std::optional<Refusal> Scheduler::feed(RequestHandle handle, TurnInput input) {
         throw std::invalid_argument("session " + request->label + " got empty input; at least 1 token is needed");
     const std::size_t num_tokens = request->tokens.size() - 1 + input.tokens.size();
     if (auto refusal = refusal_of(static_cast<std::uint32_t>(num_tokens))) return refusal;
-    const OrderKey order = next_order(request->order.priority, input.arrival_time_s);
+    const OrderKey order = next_order(request->order.priority, input.arrival_time_s, input.rank);
     engine_.start_turn(*request, std::move(input), order);
     return std::nullopt;
 }

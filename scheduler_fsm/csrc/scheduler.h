@@ -96,6 +96,8 @@ class Scheduler {
     [[nodiscard]] const EngineState& state() const noexcept { return engine_; }
     [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return engine_.kv; }
     [[nodiscard]] PaceControl& pace() noexcept { return engine_.pace; }
+    /// In place of the rule of choose_victim.
+    void set_victim_choice(VictimChoice choice) { engine_.victim_choice = std::move(choice); }
     /// Requests retracted outside a plan since the last one.
     [[nodiscard]] std::vector<Request*> take_outside_retractions() noexcept {
         return std::exchange(outside_retractions_, {});
@@ -115,7 +117,7 @@ class Scheduler {
     void check_integrity() const;
 
   private:
-    [[nodiscard]] OrderKey next_order(std::int64_t priority, double arrival_time_s);
+    [[nodiscard]] OrderKey next_order(std::int64_t priority, double arrival_time_s, std::optional<double> rank);
     [[nodiscard]] std::optional<Refusal> refusal_of(std::uint32_t num_tokens) const;
     void note_pace(const ExecutionEvents& events);
 

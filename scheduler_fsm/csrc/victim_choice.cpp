@@ -3,7 +3,11 @@
 
 #include <array>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <vector>
+
+#include "scheduler_fsm/csrc/engine_state.h"
 
 namespace tokenspeed::scheduler_fsm {
 namespace {
@@ -50,13 +54,11 @@ std::uint32_t num_restored_tokens(const EngineState& engine, const Request& requ
     return finds_its_blocks ? 0 : request.num_computed_tokens;
 }
 
-}  // namespace
-
-Request* choose_victim(const EngineState& engine, const Request& request, std::uint32_t num_blocks) {
+Request* cheapest(const EngineState& engine, std::span<Request* const> candidates, std::uint32_t num_blocks) {
     Request* victim = nullptr;
     std::uint32_t most_freed = 0;
     std::uint32_t least_restored = 0;
-    for (Request* candidate : candidates_behind(engine, request)) {
+    for (Request* candidate : candidates) {
         const std::uint32_t freed = num_freed_blocks(engine, *candidate, num_blocks);
         const std::uint32_t restored = num_restored_tokens(engine, *candidate);
         const bool suffices = freed == num_blocks;
@@ -68,6 +70,27 @@ Request* choose_victim(const EngineState& engine, const Request& request, std::u
         }
         if (suffices && least_restored == 0) break;
     }
+    return victim;
+}
+
+Request* chosen(const EngineState& engine, std::span<Request* const> candidates, std::uint32_t num_blocks) {
+    std::vector<VictimCandidate> described;
+    for (Request* candidate : candidates) {
+        described.push_back(
+            {candidate, num_freed_blocks(engine, *candidate, num_blocks), num_restored_tokens(engine, *candidate)});
+    }
+    const std::size_t answer = engine.victim_choice(described, num_blocks);
+    if (answer < candidates.size()) return candidates[answer];
+    throw std::out_of_range("the victim choice answered " + std::to_string(answer) + "; allowed: a number below " +
+                            std::to_string(candidates.size()));
+}
+
+}  // namespace
+
+Request* choose_victim(const EngineState& engine, const Request& request, std::uint32_t num_blocks) {
+    const std::vector<Request*> candidates = candidates_behind(engine, request);
+    Request* victim = engine.victim_choice && !candidates.empty() ? chosen(engine, candidates, num_blocks)
+                                                                  : cheapest(engine, candidates, num_blocks);
     // A loaded one in front may wait for this very request's slot. What it loses is still cached, or loaded again.
     const auto loaded = engine.transfers.loaded.items();
     return victim == nullptr && !loaded.empty() ? loaded.back() : victim;

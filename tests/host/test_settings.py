@@ -27,6 +27,7 @@ VALUES = {
     "kv_eviction": ("lru", "session", "lru"),
     "kv_store": ("host", "mooncake", "none"),
     "target_tps_per_user": (50, "60", 0.5),
+    "target_overload": ("refuse", "degrade", "queue"),
     "placement": ("auto", "attn=tp4,dense=tp4,moe=ep8", "off"),
     "kernels": ("auto", "mla=hopper,moe=reference", "off"),
 }

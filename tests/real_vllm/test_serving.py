@@ -187,5 +187,26 @@ def test_many_streams_at_once_all_end(server: VllmServer) -> None:
     assert answer["usage"]["completion_tokens"] == 40 * len(requests)
 
 
+def test_a_client_asks_for_a_rate_and_the_metrics_show_it(server: VllmServer) -> None:
+    def steps() -> dict[str, float]:
+        families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+        samples = [s for f in families for s in f.samples if s.name == "vllm:tokenspeed_pace_steps_total"]
+        return {sample.labels["decodes"]: sample.value for sample in samples if sample.labels["prompt_tokens"] == "0"}
+
+    assert steps() == {}, "nobody has a rate"
+    answer = complete(server, words(13, 40), 30, vllm_xargs={"target_tps_per_user": 5})
+    assert answer.json()["usage"]["completion_tokens"] == 30
+    wait_for(server, "vllm:tokenspeed_pace_steps_total", lambda value: value >= 29)
+    assert steps()["1-8"] >= 29
+    metrics = server.metrics()
+    assert metrics["vllm:tokenspeed_pace_predicted_seconds_total"] > 0
+    assert metrics["vllm:tokenspeed_pace_measured_seconds_total"] > 0
+    assert metrics["vllm:tokenspeed_pace_users_below_target"] == 0
+    refused = complete(server, words(13, 40), 4, vllm_xargs={"target_tps_per_user": -1})
+    assert refused.status_code in (400, 500)  # vLLM 0.32 has no field for the reason
+    assert "vllm_xargs['target_tps_per_user'] is -1; allowed: a number" in Path(server.log_path).read_text()
+    assert complete(server, words(13, 40), 4, vllm_xargs={"target_tps_per_user": 0}).status_code == 200
+
+
 def test_the_log_names_the_scheduler(server: VllmServer) -> None:
     assert "TokenSpeedScheduler" in Path(server.log_path).read_text()

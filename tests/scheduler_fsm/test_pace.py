@@ -109,7 +109,7 @@ def documented():
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)
-    plugin = names["GentleChunks"]()
+    plugin = names["GentlePolicy"]()
     plugin_manager().register(plugin)
     yield names
     plugin_manager().unregister(plugin)

@@ -34,6 +34,7 @@ def doctor(
     kv_eviction: Annotated[str | None, _setting("kv_eviction")] = None,
     kv_store: Annotated[str | None, _setting("kv_store")] = None,
     target_tps_per_user: Annotated[str | None, _setting("target_tps_per_user")] = None,
+    target_overload: Annotated[str | None, _setting("target_overload")] = None,
     placement: Annotated[str | None, _setting("placement")] = None,
     kernels: Annotated[str | None, _setting("kernels")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
@@ -48,6 +49,7 @@ def doctor(
         "kv_eviction": kv_eviction,
         "kv_store": kv_store,
         "target_tps_per_user": target_tps_per_user,
+        "target_overload": target_overload,
         "placement": placement,
         "kernels": kernels,
     }

@@ -40,6 +40,26 @@ def tokenspeed_chunk_budget() -> Callable[[Any], int] | None:
     """
 
 
+@hookspec(firstresult=True)
+def tokenspeed_queue_order() -> Callable[[Any], float] | None:
+    """Who is served first, among requests of one priority; the first answer counts.
+
+    Returns:
+        a function from an arrival (docs/pacing.md) to a number, the smallest first; of two equals the earlier. It is called once
+        for each request, when it arrives. The order rules service, admission, and who may be retracted for whom.
+    """
+
+
+@hookspec(firstresult=True)
+def tokenspeed_victim_choice() -> Callable[[Any, int], int] | None:
+    """Who is retracted when a request lacks blocks; the first answer counts.
+
+    Returns:
+        a function from candidates (docs/pacing.md), the last in the order first, and the number of blocks that are missing to
+        the index of a candidate. It is called again until enough blocks are free, and only when some are missing.
+    """
+
+
 @hookspec
 def tokenspeed_declare_models() -> Mapping[str, Callable[[str, Mapping[str, Any]], Any]]:  # type: ignore[empty-body]
     """Declarations of model architectures for placement (docs/placement.md).

@@ -21,13 +21,13 @@ BLOCK_STATES = ("free", "cached", "pinned", "in_use")
 EVICTION_KINDS = ("superseded", "ended", "idle", "expected", "pinned")
 
 
-def payload(values: Mapping[str, int]) -> dict[str, int]:
+def payload(values: Mapping[str, int], prefix: str = _PREFIX) -> dict[str, int]:
     """Entries for `SchedulerStats.num_kv_fetch_reqs_by_stage`."""
-    return {_PREFIX + name: value for name, value in values.items()}
+    return {prefix + name: value for name, value in values.items()}
 
 
-def take_payload(scheduler_stats: Any) -> dict[str, int]:
+def take_payload(scheduler_stats: Any, prefix: str = _PREFIX) -> dict[str, int]:
     """Takes the entries out of vLLM's statistics again; empty when there are none."""
     stages = scheduler_stats.num_kv_fetch_reqs_by_stage
-    names = [name for name in stages if name.startswith(_PREFIX)]
-    return {name.removeprefix(_PREFIX): stages.pop(name) for name in names}
+    names = [name for name in stages if name.startswith(prefix)]
+    return {name.removeprefix(prefix): stages.pop(name) for name in names}

@@ -93,14 +93,18 @@ def target_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> st
         resolved: the settings.
         scheduler_cls: the class that will run; None for vLLM's own.
     """
-    target = resolved.values.target_tps_per_user
-    if target == 0 or is_tokenspeed(scheduler_cls):
+    values = resolved.values
+    if is_tokenspeed(scheduler_cls):
         return None
     scheduler = "vLLM's own scheduler" if scheduler_cls is None else scheduler_cls.__qualname__
-    spelling = resolved.source("target_tps_per_user").spelling("target_tps_per_user")
-    return (
-        f"{spelling}: {target:g} has no effect with {scheduler}; allowed: 0, or any rate with `--scheduler tokenspeed`"
-    )
+    if values.target_tps_per_user != 0:
+        key, value, without = "target_tps_per_user", f"{values.target_tps_per_user:g}", "0, or any rate"
+    elif values.target_overload != "queue":
+        key, value, without = "target_overload", repr(values.target_overload), "'queue', or any"
+    else:
+        return None
+    spelling = resolved.source(key).spelling(key)
+    return f"{spelling}: {value} has no effect with {scheduler}; allowed: {without} with `--scheduler tokenspeed`"
 
 
 def kv_manager_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> str | None:

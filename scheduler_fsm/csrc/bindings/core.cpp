@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "scheduler_fsm/csrc/bindings/pace_io.h"
+#include "scheduler_fsm/csrc/bindings/policy_io.h"
 #include "scheduler_fsm/csrc/bindings/pool_reports.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/py_handle.h"
@@ -91,6 +92,10 @@ py::dict Core::pace() const { return pace_report(scheduler_.state().pace); }
 
 void Core::set_chunk_budget(py::function budget) {
     scheduler_.pace().set_chunk_budget(python_chunk_budget(std::move(budget)));
+}
+
+void Core::set_victim_choice(py::function choice) {
+    scheduler_.set_victim_choice(python_victim_choice(std::move(choice)));
 }
 
 py::dict Core::counters() const {

@@ -57,8 +57,12 @@ class Core {
     [[nodiscard]] py::dict counters() const;
     /// The step-time model and what it limited.
     [[nodiscard]] py::dict pace() const;
+    /// Whether steps are to be measured: somebody has a rate.
+    [[nodiscard]] bool is_paced() const noexcept { return scheduler_.state().pace.is_on(); }
     /// Asks a Python function how many prompt tokens may share a step.
     void set_chunk_budget(py::function budget);
+    /// Asks a Python function who is retracted for lack of blocks.
+    void set_victim_choice(py::function choice);
 
     // With a connector (transfers.cpp).
     void attach_connector(py::object offer, py::object accept, bool needs_delivery);

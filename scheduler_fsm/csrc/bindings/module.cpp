@@ -9,6 +9,7 @@
 #include "scheduler_fsm/csrc/bindings/kv_replay.h"
 #include "scheduler_fsm/csrc/bindings/kv_report.h"
 #include "scheduler_fsm/csrc/bindings/pace_io.h"
+#include "scheduler_fsm/csrc/bindings/policy_io.h"
 #include "scheduler_fsm/csrc/bindings/prompt.h"
 #include "scheduler_fsm/csrc/bindings/transfers.h"
 
@@ -30,6 +31,10 @@ void bind_enums(py::module_& module) {
     py::enum_<scheduler_fsm::QueuePolicy>(module, "QueuePolicy")
         .value("FCFS", scheduler_fsm::QueuePolicy::kFcfs)
         .value("PRIORITY", scheduler_fsm::QueuePolicy::kPriority);
+    py::enum_<scheduler_fsm::Overload>(module, "Overload")
+        .value("QUEUE", scheduler_fsm::Overload::kQueue)
+        .value("REFUSE", scheduler_fsm::Overload::kRefuse)
+        .value("DEGRADE", scheduler_fsm::Overload::kDegrade);
     py::enum_<scheduler_fsm::PauseLevel>(module, "PauseLevel")
         .value("NONE", scheduler_fsm::PauseLevel::kNone)
         .value("NEW", scheduler_fsm::PauseLevel::kNew)
@@ -101,7 +106,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("drop_last_match_block", &SchedulerConfig::drop_last_match_block)
         .def_readwrite("max_adapters", &SchedulerConfig::max_adapters)
         .def_readwrite("encoder", &SchedulerConfig::encoder)
-        .def_readwrite("target_tps", &SchedulerConfig::target_tps);
+        .def_readwrite("target_tps", &SchedulerConfig::target_tps)
+        .def_readwrite("overload", &SchedulerConfig::overload);
     py::class_<bindings::RunnerProtocol>(module, "RunnerProtocol")
         .def(py::init([](bool resumed_as_new, bool sends_history, bool sends_new_tokens, bool zeroes_blocks) {
                  return bindings::RunnerProtocol{resumed_as_new, sends_history, sends_new_tokens, zeroes_blocks};
@@ -141,7 +147,8 @@ void bind_requests(py::module_& module) {
 std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, scheduler_fsm::PreparedPrompt& prompt,
                      const scheduler_fsm::StopRules& stop, std::uint32_t client_index, std::int64_t priority,
                      double arrival_time_s, std::int32_t adapter, bool may_read_cache, bool ready, bool is_plain,
-                     bool has_grammar, bool is_session, const kv_flat::SessionHints& hints) {
+                     bool has_grammar, bool is_session, const kv_flat::SessionHints& hints, double target_tps,
+                     std::optional<double> rank) {
     scheduler_fsm::RequestSpec spec;
     spec.label = req_id;
     spec.prompt = std::move(prompt);
@@ -153,12 +160,15 @@ std::uint64_t submit(bindings::Core& core, py::str req_id, py::object request, s
     spec.ready = ready;
     spec.is_session = is_session;
     spec.hints = hints;
+    spec.target_tps = target_tps;
+    spec.rank = rank;
     return core.submit(std::move(spec), {std::move(req_id), std::move(request), client_index, is_plain, has_grammar});
 }
 
 py::object feed(bindings::Core& core, std::uint64_t handle, scheduler_fsm::PreparedPrompt& chunk,
-                const scheduler_fsm::StopRules& stop, double arrival_time_s, bool is_plain, bool has_grammar) {
-    return core.feed(handle, {std::move(chunk.tokens), stop, arrival_time_s}, is_plain, has_grammar);
+                const scheduler_fsm::StopRules& stop, double arrival_time_s, bool is_plain, bool has_grammar,
+                std::optional<double> rank) {
+    return core.feed(handle, {std::move(chunk.tokens), stop, arrival_time_s, rank}, is_plain, has_grammar);
 }
 
 void bind_plan(py::module_& module) {
@@ -181,6 +191,7 @@ void bind_plan(py::module_& module) {
         .def_readonly("drafts_are_unused", &PlanColumns::drafts_are_unused)
         .def_readonly("retracted", &PlanColumns::retracted)
         .def_readonly("ended", &PlanColumns::ended)
+        .def_readonly("refused", &PlanColumns::refused)
         .def_readonly("prefetching", &PlanColumns::prefetching)
         .def_readonly("has_sync_loads", &PlanColumns::has_sync_loads)
         .def_readonly("blocks_to_zero", &PlanColumns::blocks_to_zero)
@@ -202,15 +213,23 @@ void bind_core(py::module_& module) {
         .def("submit", &submit, py::kw_only(), py::arg("req_id"), py::arg("request"), py::arg("prompt"),
              py::arg("stop"), py::arg("client_index"), py::arg("priority"), py::arg("arrival_time_s"),
              py::arg("adapter"), py::arg("may_read_cache"), py::arg("ready"), py::arg("is_plain"),
-             py::arg("has_grammar"), py::arg("is_session"), py::arg("hints") = kv_flat::SessionHints{})
+             py::arg("has_grammar"), py::arg("is_session"), py::arg("hints") = kv_flat::SessionHints{},
+             py::arg("target_tps") = -1.0, py::arg("rank") = py::none())
         .def("feed", &feed, py::arg("handle"), py::kw_only(), py::arg("chunk"), py::arg("stop"),
-             py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"))
+             py::arg("arrival_time_s"), py::arg("is_plain"), py::arg("has_grammar"), py::arg("rank") = py::none())
         .def("open_gate", &Core::open_gate)
         .def("plan", &Core::plan, py::arg("pause"), py::arg("throttle_prefills"), py::arg("now_s") = 0.0)
         .def("advance", &Core::advance, py::arg("step"), py::arg("sampled"), py::arg("req_ids"), py::arg("positions"),
              py::arg("all_special"), py::arg("now_s") = 0.0)
         .def("pace", &Core::pace)
+        .def_property_readonly("is_paced", &Core::is_paced)
+        .def("step_classes", [](const Core& core) { return bindings::step_classes(core.scheduler().state().pace); })
+        .def("users_below_target",
+             [](const Core& core, double now_s) {
+                 return bindings::users_below_target(core.scheduler().state(), now_s);
+             })
         .def("set_chunk_budget", &Core::set_chunk_budget)
+        .def("set_victim_choice", &Core::set_victim_choice)
         .def("finish", &Core::finish)
         .def("release", &Core::release)
         .def("set_drafts", &Core::set_drafts)
@@ -258,4 +277,5 @@ PYBIND11_MODULE(_core, module) {
     bindings::bind_kv_replay(module);
     bindings::bind_hosted_kv(module);
     bindings::bind_pace(module);
+    bindings::bind_policies(module);
 }

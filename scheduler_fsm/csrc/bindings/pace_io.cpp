@@ -52,7 +52,27 @@ py::dict pace_report(const scheduler_fsm::PaceControl& pace) {
     values["limited_steps"] = pace.report.num_limited_steps;
     values["held_admissions"] = pace.report.num_held_admissions;
     values["shed_requests"] = pace.report.num_shed_requests;
+    values["refused_requests"] = pace.report.num_refused_requests;
+    values["degraded_admissions"] = pace.report.num_degraded_admissions;
     return values;
+}
+
+py::list step_classes(const scheduler_fsm::PaceControl& pace) {
+    py::list rows;
+    pace.tally.for_each([&](std::size_t decodes, std::size_t prompts, const scheduler_fsm::StepClass& seen) {
+        rows.append(
+            py::make_tuple(decodes, prompts, seen.num_steps, seen.predicted_ms, seen.measured_ms, seen.error_ms));
+    });
+    return rows;
+}
+
+std::uint32_t users_below_target(const scheduler_fsm::EngineState& engine, double now_s) {
+    std::uint32_t count = 0;
+    for (const scheduler_fsm::Request* request : engine.decoding.items()) {
+        const bool has_rate = request->period_s > 0 && request->first_token_s >= 0;
+        count += has_rate && request->first_token_s + request->num_output_tokens() * request->period_s < now_s;
+    }
+    return count;
 }
 
 }  // namespace tokenspeed::bindings

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "scheduler_fsm/csrc/pace/pace_control.h"
+#include "scheduler_fsm/csrc/engine_state.h"
 
 namespace tokenspeed::bindings {
 
@@ -23,5 +23,12 @@ void bind_pace(py::module_& module);
 
 /// Model, error and limits as a dictionary.
 [[nodiscard]] py::dict pace_report(const scheduler_fsm::PaceControl& pace);
+
+/// list[(decodes, prompt tokens, steps, predicted, measured, |predicted - measured|)]: shapes by the number of their
+/// class, sums of milliseconds.
+[[nodiscard]] py::list step_classes(const scheduler_fsm::PaceControl& pace);
+
+/// Running users whose next token was due before `now_s`. O(running requests).
+[[nodiscard]] std::uint32_t users_below_target(const scheduler_fsm::EngineState& engine, double now_s);
 
 }  // namespace tokenspeed::bindings

@@ -27,6 +27,7 @@ PlanColumns PlanWriter::write(const ExecutionPlan& plan) const {
     write_encoder_runs(plan, columns);
     columns.retracted = requests(plan.retracted);
     columns.ended = requests(plan.ended);
+    columns.refused = requests(plan.refused);
     columns.prefetching = requests(plan.prefetching);
     columns.has_sync_loads = plan.has_sync_loads;
     columns.blocks_to_zero = blocks_to_zero(plan);

@@ -37,6 +37,7 @@ struct PlanColumns {
     py::object spec_tokens;              ///< dict[str, list[int]]
     py::object retracted;                ///< list[Request]
     py::object ended;                    ///< list[Request]: the pool is full with them alone
+    py::object refused;                  ///< list[Request]: the rate per user has no room for them
     py::object prefetching;              ///< list[Request]: their KV begins to load
     py::object blocks_to_zero;           ///< list[int] | None
     py::object block_copies;             ///< list[(int, int)] | None: source and target

@@ -35,7 +35,14 @@ std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeM
     return model.fitting_prefill(question.decodes, question.begin_tokens, budget_ms, question.most_tokens);
 }
 
-PaceControl::PaceControl(double target_tps) noexcept : period_s_(target_tps > 0 ? kAim / target_tps : 0) {}
+PaceControl::PaceControl(double target_tps, Overload overload) noexcept
+    : period_s_(target_tps > 0 ? kAim / target_tps : 0), is_on_(target_tps > 0), overload_(overload) {}
+
+double PaceControl::period_for(double target_tps) noexcept {
+    if (target_tps < 0) return period_s_;
+    is_on_ = is_on_ || target_tps > 0;
+    return target_tps > 0 ? kAim / target_tps : 0;
+}
 
 double PaceControl::begin_s(double now_s) const noexcept {
     if (in_flight_.empty()) return now_s;
@@ -57,6 +64,7 @@ void PaceControl::note_completed(std::uint64_t step, double now_s, bool has_more
     const double begin = std::max(found->begin_s, last_completed_s_);
     report.predicted_ms = found->predicted_ms;
     report.measured_ms = (now_s - begin) * 1e3;
+    tally.add(found->work, report.predicted_ms, report.measured_ms);
     model_.learn(found->work, report.measured_ms);
     least_ms_ = std::min(report.measured_ms, least_ms_ * kForgetLeast);
     in_flight_.erase(found);
@@ -64,18 +72,17 @@ void PaceControl::note_completed(std::uint64_t step, double now_s, bool has_more
     was_idle_ = in_flight_.empty() && !has_more;
 }
 
-bool PaceControl::is_attainable(double context_tokens) const noexcept {
+double PaceControl::least_period_s(double context_tokens) const noexcept {
     // What was reached lately counts more than what the model says of one user, which it has seldom seen.
-    return least_ms_ <= kReachedShare * period_s_ * 1e3 ||
-           model_.predict_ms({1, context_tokens, 0, 0}) <= period_s_ * 1e3;
+    return std::min(least_ms_ / kReachedShare, model_.predict_ms({1, context_tokens, 0, 0})) / 1e3;
 }
 
-bool PaceControl::admits(const StepWork& decodes) const noexcept {
-    return model_.predict_ms(decodes) <= kAdmittedShare * period_s_ * 1e3;
+bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcept {
+    return model_.predict_ms(decodes) <= kAdmittedShare * period_s * 1e3;
 }
 
-bool PaceControl::must_shed(const StepWork& decodes) noexcept {
-    const bool is_over = model_.num_steps() >= kFewSteps && model_.predict_ms(decodes) > kShedShare * period_s_ * 1e3;
+bool PaceControl::must_shed(const StepWork& decodes, double period_s) noexcept {
+    const bool is_over = model_.num_steps() >= kFewSteps && model_.predict_ms(decodes) > kShedShare * period_s * 1e3;
     num_overloaded_plans_ = is_over ? num_overloaded_plans_ + 1 : 0;
     if (num_overloaded_plans_ < kShedPlans) return false;
     num_overloaded_plans_ = 0;

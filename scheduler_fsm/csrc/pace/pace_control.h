@@ -5,16 +5,24 @@
 #include <deque>
 #include <functional>
 
+#include "scheduler_fsm/csrc/pace/step_tally.h"
 #include "scheduler_fsm/csrc/pace/step_time_model.h"
 
 namespace tokenspeed::scheduler_fsm {
+
+/// What becomes of a request that the rate per user has no room for.
+enum class Overload : std::uint8_t {
+    kQueue,    ///< waits, in the total order
+    kRefuse,   ///< ends at once with an error, unless it ran before
+    kDegrade,  ///< runs: the rate falls for all alike
+};
 
 /// What is asked when a step's decodes are settled: how many prompt tokens may share the step?
 struct ChunkQuestion {
     StepWork decodes;               ///< of this step
     double begin_tokens = 0;        ///< of the prompt that is served next, computed already
     std::uint32_t most_tokens = 0;  ///< what the step's token budget leaves
-    double period_ms = 0;           ///< time per token of the target
+    double period_ms = 0;           ///< time per token of the target, the shortest among those who decode
     double slowest_user_ms = 0;     ///< until the next token of the slowest user is due
 };
 
@@ -27,14 +35,19 @@ using ChunkBudget = std::function<std::uint32_t(const ChunkQuestion&, const Step
 
 /// Keeps a rate of output tokens per user: measures steps, and says what a step may hold.
 ///
-/// Off with a target of 0; then nothing is measured and nobody asks.
+/// Off without a target until the first request that brings one of its own; then nothing is measured and nobody asks.
+/// Where a period is asked for it is seconds per token that are aimed at, a little less than the target's.
 class PaceControl {
   public:
-    explicit PaceControl(double target_tps) noexcept;
+    explicit PaceControl(double target_tps, Overload overload = Overload::kQueue) noexcept;
 
-    [[nodiscard]] bool is_on() const noexcept { return period_s_ > 0; }
-    /// Seconds per token that are aimed at, a little less than the target's.
+    [[nodiscard]] bool is_on() const noexcept { return is_on_; }
+    [[nodiscard]] Overload overload() const noexcept { return overload_; }
+    /// Of users who say nothing; 0 without a target.
     [[nodiscard]] double period_s() const noexcept { return period_s_; }
+    /// Of a request that asks for `target_tps`, 0 being no rate at all and less the same as everybody. A rate of its
+    /// own switches the control on.
+    [[nodiscard]] double period_for(double target_tps) noexcept;
     [[nodiscard]] const StepTimeModel& model() const noexcept { return model_; }
     void set_chunk_budget(ChunkBudget budget) { chunk_budget_ = std::move(budget); }
 
@@ -45,12 +58,12 @@ class PaceControl {
     /// When a step that is planned now will begin: after those in flight.
     [[nodiscard]] double begin_s(double now_s) const noexcept;
 
-    /// False when not even one user of this context would reach the target; then no limit helps, and none is set.
-    [[nodiscard]] bool is_attainable(double context_tokens) const noexcept;
-    /// Whether decodes of this work, all in one step, leave room for prompts within the target.
-    [[nodiscard]] bool admits(const StepWork& decodes) const noexcept;
-    /// True once decodes alone have broken the target for several plans on end.
-    [[nodiscard]] bool must_shed(const StepWork& decodes) noexcept;
+    /// Periods below this are out of reach, even for one user of this context alone; no limit helps to keep them.
+    [[nodiscard]] double least_period_s(double context_tokens) const noexcept;
+    /// Whether decodes of this work, all in one step, leave room for prompts within the period.
+    [[nodiscard]] bool admits(const StepWork& decodes, double period_s) const noexcept;
+    /// True once decodes alone have broken the period for several plans on end; an infinite one is never broken.
+    [[nodiscard]] bool must_shed(const StepWork& decodes, double period_s) noexcept;
     /// Prompt tokens that may share a step. `prompts_want`: somebody has tokens to compute.
     [[nodiscard]] std::uint32_t prefill_tokens(const ChunkQuestion& question, bool prompts_want);
 
@@ -61,8 +74,11 @@ class PaceControl {
         std::uint64_t num_limited_steps = 0;
         std::uint64_t num_held_admissions = 0;
         std::uint64_t num_shed_requests = 0;
+        std::uint64_t num_refused_requests = 0;
+        std::uint64_t num_degraded_admissions = 0;
     };
     Report report;
+    StepTally tally;
 
   private:
     struct InFlight {
@@ -73,6 +89,8 @@ class PaceControl {
     };
 
     double period_s_;
+    bool is_on_;
+    Overload overload_;
     StepTimeModel model_;
     ChunkBudget chunk_budget_ = chunk_within_target;
     std::deque<InFlight> in_flight_;

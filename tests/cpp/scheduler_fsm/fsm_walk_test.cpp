@@ -139,7 +139,7 @@ class World {
     bool feed() {
         const Request* request = added_[1] ? scheduler_.find(handles_[1]) : nullptr;
         if (request == nullptr || !request->awaits_input || request->turn > 1) return false;
-        REQUIRE_FALSE(scheduler_.feed(handles_[1], {{50, 51}, request->stop, 0.0}).has_value());
+        REQUIRE_FALSE(scheduler_.feed(handles_[1], {{50, 51}, request->stop, 0.0, std::nullopt}).has_value());
         return true;
     }
     bool plan() {

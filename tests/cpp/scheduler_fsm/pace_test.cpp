@@ -25,8 +25,9 @@ class Engine {
   public:
     explicit Engine(SchedulerConfig config) : scheduler(std::move(config)) {}
 
-    RequestHandle add(std::uint32_t num_prompt, std::uint32_t max_tokens) {
+    RequestHandle add(std::uint32_t num_prompt, std::uint32_t max_tokens, double target_tps = -1) {
         auto spec = spec_of("r" + std::to_string(content_), num_prompt, max_tokens, content_, 64);
+        spec.target_tps = target_tps;
         ++content_;
         return std::get<RequestHandle>(scheduler.submit(std::move(spec)));
     }
@@ -36,6 +37,8 @@ class Engine {
     /// One step; returns its milliseconds, 0 when nothing was planned.
     double step() {
         const ExecutionPlan& plan = scheduler.plan({PauseLevel::kNone, false, now_s});
+        num_refused = plan.refused.size();
+        for (const Request* request : plan.refused) scheduler.release(request->handle);
         if (plan.rows.empty()) {
             now_s += 1e-3;
             return 0;
@@ -79,6 +82,7 @@ class Engine {
     std::uint32_t num_prefill = 0;
     std::uint32_t num_decodes = 0;
     int num_finished = 0;
+    std::uint64_t num_refused = 0;  ///< by the last step
 
   private:
     TokenId content_ = 1;
@@ -122,7 +126,7 @@ TEST_CASE("a burst of long prompts is worked off one by one at the target, and n
         const double ms = engine.step();
         const PaceControl& pace = engine.scheduler.pace();
         CAPTURE(num_steps, engine.num_prefill, engine.num_decodes, pace.report.chunk_tokens, pace.report.predicted_ms);
-        CAPTURE(pace.report.num_limited_steps, pace.is_attainable(5000), pace.model().predict_ms({1, 5000, 0, 0}));
+        CAPTURE(pace.report.num_limited_steps, pace.least_period_s(5000), pace.model().predict_ms({1, 5000, 0, 0}));
         REQUIRE(ms < 2.0 * kTargetMs);
     }
 }
@@ -225,4 +229,80 @@ TEST_CASE("prompts that may not be split run whole under a target, too") {
 
 TEST_CASE("a negative target is refused") {
     CHECK_THROWS_WITH(Scheduler(paced(-1)), Catch::Contains("target_tps is -1") && Catch::Contains("at least 0"));
+}
+
+TEST_CASE("a rate of its own switches the measuring on, and binds while its user decodes") {
+    RunningEngine engine(0);
+    CHECK_FALSE(engine.scheduler.pace().is_on());
+    engine.add(500, 300, 70);
+    CHECK(engine.scheduler.pace().is_on());
+    engine.steps(60);
+    engine.add(100'000, 10);
+    engine.steps(20);
+    for (int i = 0; i < 10; ++i) CHECK(engine.mean_ms(10) <= kTargetMs);
+    while (engine.num_finished < 2) engine.step();
+    engine.add(100'000, 10);
+    engine.step();
+    CHECK(engine.mean_ms(5) > 2 * kTargetMs);
+}
+
+TEST_CASE("users without a rate are retracted before those who have one") {
+    RunningEngine engine;
+    const RequestHandle guest = engine.add(2000, 2000, 0);
+    engine.add_many(23, 2000, 2000);
+    engine.steps(100);
+    engine.factor = 6;
+    while (engine.scheduler.pace().report.num_shed_requests == 0) engine.step();
+    CHECK(engine.scheduler.find(guest)->was_retracted());
+}
+
+TEST_CASE("a rate out of reach binds nobody, and those within reach are kept") {
+    RunningEngine engine;
+    engine.add(500, 100'000, 5000);
+    engine.steps(60);
+    engine.add(100'000, 10);
+    engine.steps(20);
+    for (int i = 0; i < 10; ++i) CHECK(engine.mean_ms(10) <= kTargetMs);
+    CHECK(engine.mean_ms(10) > 0.8 * kTargetMs);
+}
+
+TEST_CASE("above capacity requests are refused, or run and everybody gets slower, when the setting says so") {
+    for (const Overload overload : {Overload::kRefuse, Overload::kDegrade}) {
+        SchedulerConfig config = paced(70);
+        config.overload = overload;
+        Engine engine(config);
+        engine.add_many(70, 8000, 100'000);
+        engine.steps(600);
+        std::uint64_t num_refused = 0;
+        for (int i = 0; i < 120; ++i) engine.add(8000, 100'000);
+        for (int i = 0; i < 2500; ++i) {
+            engine.step();
+            num_refused += engine.num_refused;
+        }
+        const auto& report = engine.scheduler.pace().report;
+        CHECK(report.num_refused_requests == num_refused);
+        CHECK((num_refused > 20) == (overload == Overload::kRefuse));
+        CHECK((report.num_degraded_admissions > 5) == (overload == Overload::kDegrade));
+        // Whoever runs has been promised an answer: when contexts outgrow the rate, it waits and is not refused.
+        if (overload == Overload::kDegrade) CHECK(report.num_held_admissions + report.num_shed_requests == 0);
+        CHECK((engine.mean_ms(50) > 1.02 * kTargetMs) == (overload == Overload::kDegrade));
+        engine.scheduler.check_integrity();
+    }
+}
+
+TEST_CASE("steps are counted by shape, with what the model said of them") {
+    RunningEngine engine;
+    double measured_ms = 0;
+    std::uint64_t num_steps = 0;
+    bool has_decodes_alone = false;
+    for (int i = 0; i < 50; ++i) engine.step();
+    engine.scheduler.pace().tally.for_each([&](std::size_t decodes, std::size_t prompts, const StepClass& seen) {
+        num_steps += seen.num_steps;
+        measured_ms += seen.measured_ms;
+        has_decodes_alone = has_decodes_alone || (decodes == 2 && prompts == 0);  // 16 rows
+        CHECK(std::abs(seen.predicted_ms - seen.measured_ms) <= seen.error_ms + 1e-9);
+    });
+    CHECK(num_steps == engine.scheduler.pace().model().num_steps());
+    CHECK(measured_ms == Approx(engine.now_s * 1e3).epsilon(0.01));
+    CHECK(has_decodes_alone);
 }

@@ -64,3 +64,29 @@ TEST_CASE("only the last few are candidates, however cheap an earlier one is") {
     const Request& first = *bench.scheduler.find(bench.handle("first"));
     CHECK(choose_victim(bench.scheduler.state(), first, 1)->label == "r7");
 }
+
+TEST_CASE("another choice takes the place of the rule, among the same candidates") {
+    Bench bench({.num_blocks = 40, .block_tokens = 4, .budget = 64});
+    for (const char* label : {"first", "second", "third", "last"}) bench.add(label, 8, 20);
+    bench.plan();
+    bench.advance();
+    static_cast<void>(bench.scheduler.plan({PauseLevel::kAll, false}));  // a step in which nobody has a row
+    const Request& first = *bench.scheduler.find(bench.handle("first"));
+    const EngineState& engine = bench.scheduler.state();
+    CHECK(choose_victim(engine, first, 1)->label == "last");
+    std::size_t answer = 1;
+    std::vector<std::string> seen;
+    bench.scheduler.set_victim_choice([&](std::span<const VictimCandidate> candidates, std::uint32_t num_missing) {
+        seen.clear();
+        for (const VictimCandidate& candidate : candidates) {
+            seen.push_back(candidate.request->label);
+            CHECK(candidate.num_freed_blocks <= num_missing);
+        }
+        return answer;
+    });
+    CHECK(choose_victim(engine, first, 2)->label == "third");
+    CHECK(seen == std::vector<std::string>{"last", "third", "second"});
+    answer = 3;
+    CHECK_THROWS_WITH(choose_victim(engine, first, 2), Catch::Contains("answered 3") && Catch::Contains("below 3"));
+    CHECK(choose_victim(engine, *bench.scheduler.find(bench.handle("last")), 1) == nullptr);
+}
