@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agentic traffic: ``python -m benchmarks.agentic {simulate,replay,bench,engines,report} --help``."""
+"""Agentic traffic: ``python -m benchmarks.agentic {simulate,replay,bench,engines,predict,report} --help``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from benchmarks.agentic import bench, engines, replay, report, simulate
+from benchmarks.agentic import bench, engines, predict, replay, report, simulate
 from benchmarks.agentic.loaders import TraceError
 from benchmarks.agentic.records import RecordError
 from benchmarks.agentic.step_time import StepModelError
@@ -16,6 +16,7 @@ _PARTS = {
     "replay": (replay, "a trace against a server with OpenAI's completions over HTTP"),
     "bench": (bench, "stock and ours, each behind `vllm serve`, under the same replays"),
     "engines": (engines, "stock and ours side by side at the engine core, and the step-time data of a GPU"),
+    "predict": (predict, "the simulator's figures for what engines measured, and its error"),
     "report": (report, "pictures and one HTML page of what simulate, replay and bench wrote"),
 }
 

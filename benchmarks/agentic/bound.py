@@ -17,11 +17,23 @@ class Bound:
         tokens_per_s: output tokens per second of one GPU.
         num_users: users that decode at a time.
         prefill_share: share of the device's time that prompts take.
+        fixed_ms: what a step takes in any case.
+        per_token_ms: what an output token takes, its share of prompts included.
     """
 
     tokens_per_s: float
     num_users: float
     prefill_share: float
+    fixed_ms: float
+    per_token_ms: float
+
+    def least_tpot_ms(self, tokens_per_s: float) -> float:
+        """Return the shortest mean time per token of users who together get `tokens_per_s`; infinite when none is possible.
+
+        A step of T ms with N users takes at least ``fixed + N * per token``, and ``N = tokens_per_s * T``.
+        """
+        left = 1.0 - tokens_per_s / 1e3 * self.per_token_ms
+        return self.fixed_ms / left if left > 0 else float("inf")
 
 
 def upper_bound(trace: Trace, times: StepTimeModel, target_tps: float) -> Bound:
@@ -36,7 +48,7 @@ def upper_bound(trace: Trace, times: StepTimeModel, target_tps: float) -> Bound:
     fixed_ms = times.device_ms(StepShape(0, 0, 0, 0))
     num_users = max(0.0, 1e3 / target_tps - fixed_ms) / per_token_ms
     prefill_share = num_users * prompt_ms / output * target_tps / 1e3
-    return Bound(num_users * target_tps, num_users, prefill_share)
+    return Bound(num_users * target_tps, num_users, prefill_share, fixed_ms, per_token_ms)
 
 
 def _work(trace: Trace, times: StepTimeModel) -> tuple[float, float, int]:

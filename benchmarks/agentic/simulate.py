@@ -5,28 +5,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.agentic.bound import Bound, upper_bound
+from benchmarks.agentic.goodput_bars import bars
 from benchmarks.agentic.options import add_shape_options, shape_of
 from benchmarks.agentic.records import write_records
 from benchmarks.agentic.shaping import open_trace
 from benchmarks.agentic.step_time import H200_DENSE_1B, StepTimeModel
 from benchmarks.agentic.sweep import (
+    STOCK_BUDGETS,
+    STOCK_LONG_PREFILL,
     STOCK_SEQS,
     Point,
     PointResult,
     SweepOptions,
     Tuning,
     best,
+    most_promising,
     run_points,
     stock_tunings,
 )
 from benchmarks.report import (
-    Bar,
-    MissingFigureError,
     Outcome,
     console,
     exit_code,
@@ -35,24 +37,27 @@ from benchmarks.report import (
     write_json,
 )
 
-_GOODPUT_RATIO = {70.0: 1.3, 100.0: 1.2}
-_BOUND_SHARE = 0.9
-_TPOT_RATIO = 0.5
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `simulate`."""
     add_shape_options(parser)
     parser.add_argument("--targets", type=float, nargs="+", default=[70.0, 100.0], help="tokens/s per user")
-    parser.add_argument("--loads", type=int, nargs="+", default=[40, 60, 80, 100, 120], help="sessions at a time")
+    parser.add_argument("--loads", type=int, nargs="+", default=[45, 60, 80, 110], help="sessions at a time")
     parser.add_argument("--systems", nargs="+", choices=("stock", "ours"), default=["stock", "ours"])
     parser.add_argument("--pool-tokens", type=int, default=1_500_000, help="KV tokens that the pool holds")
     parser.add_argument("--step-model", type=Path, default=H200_DENSE_1B, help="data file of step times")
-    parser.add_argument("--seconds", type=float, default=40.0, help="simulated seconds per point")
-    parser.add_argument("--warm", type=float, default=10.0, help="seconds at the start that do not count")
+    parser.add_argument("--seconds", type=float, default=30.0, help="simulated seconds per point")
+    parser.add_argument("--warm", type=float, default=8.0, help="seconds at the start that do not count")
     parser.add_argument("--budgets", type=int, nargs="+", help="max_num_batched_tokens to try on stock")
     parser.add_argument("--seqs", type=int, nargs="+", help="max_num_seqs to try on stock")
     parser.add_argument("--long-prefill", type=int, nargs="+", help="long_prefill_token_threshold to try on stock")
+    parser.add_argument(
+        "--screen",
+        type=float,
+        default=12.0,
+        help="simulated seconds of the runs by which stock is tuned, knob by knob; 0: every combination is run whole",
+    )
+    parser.add_argument("--keep", type=int, default=2, help="tunings of stock that are run whole after that")
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--records", type=Path, help="folder for the turns of each target's best points, for `report`")
     parser.add_argument("--quick", action="store_true", help="few loads and tunings, 20 simulated seconds")
@@ -66,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         options.seconds, options.warm = 20.0, 6.0
         options.loads = options.loads[:2]
         options.budgets, options.seqs, options.long_prefill = [512, 2048], [256], [0]
-        options.targets = options.targets[:1]
+        options.targets, options.screen = options.targets[:1], 0.0
     shape = shape_of(options, ramp_s=min(5.0, options.warm / 2))
     console().print(open_trace(options.trace, shape).describe())
     document: dict[str, Any] = {"targets": {}}
@@ -81,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
             warm_s=options.warm,
             target_tps=target,
         )
-        points = [Point(t, load) for t in _tunings(options, target) for load in options.loads]
+        tunings = _tunings(options, sweep)
+        points = [Point(t, load) for t in tunings for load in options.loads]
         results = list(run_points(sweep, points, options.processes, _print_progress))
         bound = upper_bound(open_trace(options.trace, shape), StepTimeModel.load(options.step_model, "ours"), target)
         outcomes += _report(results, bound, target, options)
@@ -94,13 +100,38 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(outcomes, options.check)
 
 
-def _tunings(options: argparse.Namespace, target: float) -> list[Tuning]:
-    given = {"budgets": options.budgets, "seqs": options.seqs, "long_prefill": options.long_prefill}
-    tunings = (
-        stock_tunings(**{name: value for name, value in given.items() if value}) if "stock" in options.systems else []
-    )
-    ours = Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=target)
-    return [*tunings, ours] if "ours" in options.systems else tunings
+def _tunings(options: argparse.Namespace, sweep: SweepOptions) -> list[Tuning]:
+    tunings: list[Tuning] = []
+    if "stock" in options.systems and options.screen:
+        tunings = _hand_tuned(sweep, options)
+    elif "stock" in options.systems:
+        given = {"budgets": options.budgets, "seqs": options.seqs, "long_prefill": options.long_prefill}
+        tunings = stock_tunings(**{name: value for name, value in given.items() if value})
+    if "ours" in options.systems:
+        tunings.append(Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=sweep.target_tps))
+    return tunings
+
+
+def _hand_tuned(sweep: SweepOptions, options: argparse.Namespace) -> list[Tuning]:
+    """Return the best `--keep` tunings of stock by short simulations: one knob after the other, each from the best so far."""
+    knobs = {
+        "max_num_seqs": options.seqs or STOCK_SEQS,
+        "budget_tokens": options.budgets or STOCK_BUDGETS,
+        "long_prefill_tokens": options.long_prefill or STOCK_LONG_PREFILL,
+    }
+    short = replace(sweep, seconds=options.screen, warm_s=options.screen / 4)
+    results: list[PointResult] = []
+    chosen = Tuning("stock", budget_tokens=2048)
+    for knob, values in knobs.items():
+        turned = [replace(chosen, **{knob: value}) for value in values]
+        tried = {result.point.tuning for result in results}
+        tunings = [t for t in turned if t not in tried and t.long_prefill_tokens < t.budget_tokens]
+        points = [Point(tuning, load) for tuning in tunings for load in options.loads]
+        results += run_points(short, points, options.processes, _print_progress)
+        chosen = most_promising(results, sweep.target_tps, 1)[0]
+    kept = most_promising(results, sweep.target_tps, options.keep)
+    print(f"run whole: {', '.join(tuning.name for tuning in kept)}", file=sys.stderr, flush=True)
+    return kept
 
 
 def _print_progress(result: PointResult) -> None:
@@ -148,40 +179,4 @@ def _report(results: list[PointResult], bound: Bound, target: float, options: ar
                 run_facts = {"system": system, "target_tps": target, "tuning": result.point.tuning.name, "num_gpus": 1}
                 run_facts |= {"num_sessions": result.point.num_sessions, "window": asdict(result.window)}
                 write_records(options.records / f"{system}-{target:g}.jsonl", run_facts, result.records)
-    return _bars(results, chosen, bound, target) if len(chosen) == 2 else []
-
-
-def _bars(
-    results: list[PointResult], chosen: dict[str, PointResult | None], bound: Bound, target: float
-) -> list[Outcome]:
-    def figure(system: str, name: str) -> float:
-        result = chosen[system]
-        if result is None:
-            raise MissingFigureError(f"no point of {system} keeps {target:g} tokens/s for 95% of turns")
-        return float(result.figures[name])
-
-    def tpot_ratio() -> float:
-        """At the load where ours is best: ours against stock's best tuning under the same load."""
-        ours, stock = chosen["ours"], chosen["stock"]
-        if ours is None or stock is None:
-            raise MissingFigureError(f"a system keeps {target:g} tokens/s for 95% of turns at no load")
-        same = [r for r in results if r.point == Point(stock.point.tuning, ours.point.num_sessions)]
-        return float(ours.figures["tpot_ms_p99"]) / float(same[0].figures["tpot_ms_p99"])
-
-    wanted = _GOODPUT_RATIO.get(target, 1.2)
-    bars = [
-        Bar(
-            f"{target:g} tokens/s per user: goodput, ours / best stock",
-            ">=",
-            wanted,
-            lambda: figure("ours", "goodput_per_gpu") / figure("stock", "goodput_per_gpu"),
-        ),
-        Bar(
-            f"{target:g} tokens/s per user: goodput, ours / bound",
-            ">=",
-            _BOUND_SHARE,
-            lambda: figure("ours", "goodput_per_gpu") / bound.tokens_per_s,
-        ),
-        Bar(f"{target:g} tokens/s per user: p99 TPOT, ours / best stock, same load", "<=", _TPOT_RATIO, tpot_ratio),
-    ]
-    return [bar.judge() for bar in bars]
+    return bars(results, chosen, bound, target) if len(chosen) == 2 else []

@@ -18,7 +18,7 @@ from benchmarks.agentic.step_time import StepTimeModel
 from benchmarks.control.systems import load_factory
 
 STOCK_BUDGETS = (256, 512, 1024, 2048, 8192)
-STOCK_SEQS = (32, 64, 256)
+STOCK_SEQS = (32, 40, 48, 56, 64, 256)
 STOCK_LONG_PREFILL = (0, 256)
 
 
@@ -134,3 +134,12 @@ def best(results: Iterable[PointResult], system: str, target_tps: float) -> Poin
     """Return the point of `system` with the most goodput among those where 95% of turns reach the target."""
     meeting = [r for r in results if r.point.tuning.system == system and r.figures["tps_p5"] >= target_tps]
     return max(meeting, key=lambda r: float(r.figures["goodput_per_gpu"]), default=None)
+
+
+def most_promising(results: Iterable[PointResult], target_tps: float, count: int) -> list[Tuning]:
+    """Return the tunings with the most goodput at any load, those that keep the target for 95% of turns first."""
+    scores: dict[Tuning, tuple[bool, float]] = {}
+    for result in results:
+        score = result.figures["tps_p5"] >= target_tps, float(result.figures["goodput_per_gpu"])
+        scores[result.point.tuning] = max(score, scores.get(result.point.tuning, score))
+    return sorted(scores, key=lambda tuning: scores[tuning], reverse=True)[:count]

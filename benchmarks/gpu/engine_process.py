@@ -41,11 +41,18 @@ def main() -> None:
     print(_answer(build), file=answers)
     if not built:
         return
-    from benchmarks.agentic.engine_replay import sessions, step_shapes
+    from benchmarks.agentic.engine_replay import sessions
+    from benchmarks.agentic.step_shapes import returning_turns, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
     from benchmarks.placed.measurements import collectives, links
 
-    more = {"sessions": sessions, "step_shapes": step_shapes, "collectives": collectives, "links": links}
+    more = {
+        "sessions": sessions,
+        "step_shapes": step_shapes,
+        "returning_turns": returning_turns,
+        "collectives": collectives,
+        "links": links,
+    }
     commands = {**COMMANDS, **more}
     for line in sys.stdin:
         request = json.loads(line)

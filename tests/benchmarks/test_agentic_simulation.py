@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from benchmarks.agentic.bound import upper_bound
+from benchmarks.agentic.bound import Bound, upper_bound
+from benchmarks.agentic.goodput_bars import bars
 from benchmarks.agentic.records import TurnRecord, Window, figures, read_records, write_records
 from benchmarks.agentic.shaping import Shape, shaped, synthetic
-from benchmarks.agentic.simulate import _bars
 from benchmarks.agentic.step_time import H200_DENSE_1B, StepModelError, StepShape, StepTimeModel
-from benchmarks.agentic.sweep import Point, PointResult, Tuning, best, stock_tunings
+from benchmarks.agentic.sweep import Point, PointResult, Tuning, best, most_promising, stock_tunings
 from benchmarks.control.systems import load_factory
 
 TRACE = shaped(synthetic(5, seed=4, num_turns=4), Shape(rate=10.0))
@@ -131,7 +131,8 @@ def test_records_survive_a_file_and_a_bad_line_is_named(tmp_path):
 
 def result_of(system, load, rate, goodput, tpot=10.0):
     point = Point(Tuning(system), load)
-    return PointResult(point, {"tps_p5": rate, "goodput_per_gpu": goodput, "tpot_ms_p99": tpot}, [], Window(0, 1))
+    figures = {"tps_p5": rate, "goodput_per_gpu": goodput, "tpot_ms_p99": tpot, "tokens_per_s_per_gpu": goodput}
+    return PointResult(point, figures, [], Window(0, 1))
 
 
 def test_the_best_point_keeps_the_target():
@@ -140,19 +141,45 @@ def test_the_best_point_keeps_the_target():
     assert best(results, "ours", 70.0) is None
 
 
+def bound_of(tokens_per_s, fixed_ms=1.0):
+    """A bound of so many tokens per second at 70 per user."""
+    per_token_ms = (1e3 / 70 - fixed_ms) / (tokens_per_s / 70)
+    return Bound(tokens_per_s, tokens_per_s / 70, 0.3, fixed_ms, per_token_ms)
+
+
 def test_bars_compare_at_the_same_load_and_miss_without_a_point():
-    trace_bound = upper_bound(TRACE, StepTimeModel.load(H200_DENSE_1B, "ours"), 70.0)
     results = [
         result_of("stock", 20, 71, 100, tpot=14.0),
         result_of("stock", 30, 50, 50, tpot=40.0),
         result_of("ours", 30, 71, 150, tpot=14.0),
     ]
     chosen = {"stock": results[0], "ours": results[2]}
-    goodput, _, tpot = _bars(results, chosen, trace_bound, 70.0)
-    assert (goodput.measured, goodput.met) == (1.5, True)
-    assert (tpot.measured, tpot.met) == (14.0 / 40.0, True)
-    unmet = _bars(results, {"stock": None, "ours": results[2]}, trace_bound, 70.0)
-    assert not unmet[0].met
+    goodput, tpot = bars(results, chosen, bound_of(1000.0), 70.0)
+    assert (goodput.measured, goodput.limit, goodput.met) == (1.5, 1.3, True)
+    assert (tpot.measured, tpot.limit, tpot.met) == (14.0 / 40.0, 0.5, True)
+    for missing in ("stock", "ours"):
+        unmet = bars(results, {**chosen, missing: None}, bound_of(1000.0), 70.0)
+        assert [outcome.met for outcome in unmet] == [False, False]
+        assert f"no point of {missing}" in unmet[0].note
+
+
+def test_a_bar_above_the_bound_becomes_a_share_of_the_bound():
+    results = [result_of("stock", 20, 71, 3800, tpot=14.0), result_of("ours", 20, 71, 3600, tpot=14.0)]
+    chosen = {"stock": results[0], "ours": results[1]}
+    goodput, tpot = bars(results, chosen, bound_of(3900.0), 70.0)
+    assert goodput.limit == pytest.approx(0.9 * 3900 / 3800)
+    assert goodput.met
+    assert "the bound is 1.03, below 1.3: 90% of it" in goodput.claim
+    least_ms = bound_of(3900.0).least_tpot_ms(3600.0)
+    assert least_ms == pytest.approx(1.0 / (1 - 3.6 * bound_of(3900.0).per_token_ms))
+    assert tpot.limit == pytest.approx(least_ms / 14.0 / 0.9 if least_ms > 7 else 0.5)
+    assert not bars(results, {**chosen, "ours": result_of("ours", 20, 71, 3000)}, bound_of(3900.0), 70.0)[0].met
+
+
+def test_the_bound_gives_its_rate_at_its_throughput():
+    bound = upper_bound(TRACE, StepTimeModel.load(H200_DENSE_1B, "ours"), 70.0)
+    assert bound.least_tpot_ms(bound.tokens_per_s) == pytest.approx(1e3 / 70)
+    assert math.isinf(bound.least_tpot_ms(1e3 / bound.per_token_ms))
 
 
 def test_stock_is_tuned_by_every_setting():
@@ -162,3 +189,14 @@ def test_stock_is_tuned_by_every_setting():
         "stock: tokens 512, seqs 64",
         "stock: tokens 512, seqs 64, long 256",
     ]
+
+
+def test_tunings_that_keep_the_target_are_tried_longer():
+    def of(budget, rate, goodput):
+        return PointResult(
+            Point(Tuning("stock", budget), 1), {"tps_p5": rate, "goodput_per_gpu": goodput}, [], Window(0, 1)
+        )
+
+    results = [of(256, 80, 100), of(512, 60, 300), of(1024, 75, 120), of(256, 60, 400), of(2048, 71, 90)]
+    assert [tuning.budget_tokens for tuning in most_promising(results, 70.0, 3)] == [1024, 256, 2048]
+    assert [tuning.budget_tokens for tuning in most_promising(results, 70.0, 9)] == [1024, 256, 2048, 512]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.agentic predict`: the simulator's figures for the points that `engines` measured, and its error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.agentic.engines import STEP_MODEL, SUMMARY
+from benchmarks.agentic.options import shape_of
+from benchmarks.agentic.records import RecordError
+from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_points
+from benchmarks.report import Bar, MissingFigureError, Outcome, exit_code, print_outcomes, print_table, write_json
+
+_ERROR = 0.15
+_FIGURES = {
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tps_p50": "tokens/s per user p50",
+    "tps_p5": "p95",
+    "tpot_ms_p99": "TPOT p99 ms",
+    "ttft_ms_p50": "TTFT p50 ms",
+}
+# Of these the error is judged: what a user gets, and what the machine gives.
+_JUDGED = ("tokens_per_s_per_gpu", "tps_p50")
+
+
+class _Summary(msgspec.Struct):
+    options: dict[str, Any]
+    replays: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A measured point beside the simulated one."""
+
+    name: str
+    measured: dict[str, Any]
+    simulated: dict[str, Any]
+
+    def error(self, figure: str) -> float:
+        """Return |simulated - measured| / measured."""
+        return abs(self.simulated[figure] - self.measured[figure]) / self.measured[figure]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `predict`."""
+    parser.add_argument("folder", type=Path, help="what `engines --out` wrote")
+    parser.add_argument("--trace", help="where the trace is on this machine; default: as it was named for `engines`")
+    parser.add_argument("--step-model", type=Path, help="default: the one that `engines` fitted")
+    parser.add_argument("--pool-tokens", type=int, default=1_000_000, help="KV tokens that each engine's pool held")
+    parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
+    parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
+    parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate, print, and return the exit code."""
+    summary = _read(options.folder / SUMMARY)
+    then = argparse.Namespace(**summary.options)
+    sweep = SweepOptions(
+        options.trace or then.trace,
+        shape_of(then, ramp_s=min(3.0, then.warm / 2)),
+        options.step_model or options.folder / STEP_MODEL,
+        options.pool_tokens,
+        seconds=then.seconds,
+        warm_s=then.warm,
+        target_tps=then.target,
+    )
+    measured = {label: one for label, one in summary.replays.items() if "error" not in one}
+    points = [Point(_tuning(one["system"], then), one["num_sessions"]) for one in measured.values()]
+    results = run_points(sweep, points, options.processes)
+    found = [
+        Prediction(label, one, result.figures) for (label, one), result in zip(measured.items(), results, strict=True)
+    ]
+    rows = [
+        (
+            prediction.name,
+            *(f"{prediction.measured[f]:,.1f} / {prediction.simulated[f]:,.1f}" for f in _FIGURES),
+            f"{max(prediction.error(figure) for figure in _JUDGED):.1%}",
+        )
+        for prediction in found
+    ]
+    print_table("measured / simulated", ("point", *_FIGURES.values(), "error"), rows)
+    outcomes = [_outcome(found)]
+    print_outcomes(outcomes)
+    points_found = {p.name: {"simulated": p.simulated, "errors": {f: p.error(f) for f in _FIGURES}} for p in found}
+    write_json(options.json, {"predictions": points_found}, outcomes)
+    return exit_code(outcomes, options.check)
+
+
+def _tuning(system: str, then: argparse.Namespace) -> Tuning:
+    if system == "stock":
+        return Tuning("stock", max(then.budget, then.stock_seqs), then.stock_seqs)
+    return Tuning("ours", max_num_seqs=then.max_num_seqs, target_tps=then.target)
+
+
+def _outcome(found: list[Prediction]) -> Outcome:
+    def worst() -> float:
+        errors = [prediction.error(figure) for prediction in found for figure in _JUDGED]
+        if not errors:
+            raise MissingFigureError("no point was measured")
+        return math.nan if any(math.isnan(error) for error in errors) else max(errors)
+
+    return Bar("largest error of the simulator, tokens/s per GPU and per user", "<=", _ERROR, worst).judge()
+
+
+def _read(path: Path) -> _Summary:
+    try:
+        return msgspec.convert(json.loads(path.read_text()), _Summary)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise RecordError(f"{path}: {error}; needed: what `engines --out` wrote") from error

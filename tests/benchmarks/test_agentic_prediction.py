@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `engines` measured, simulated again: the same points by the same shape, and the error of each."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.agentic import __main__ as command
+from benchmarks.agentic import predict
+from benchmarks.agentic.shaping import Shape
+from benchmarks.agentic.step_time import H200_DENSE_1B
+from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_point
+from benchmarks.control.systems import load_factory
+
+OPTIONS = {
+    "trace": "synthetic",
+    "rate": 5.0,
+    "length": 0.3,
+    "output_length": 0.2,
+    "most_gap": 2.0,
+    "most_tokens": 8000,
+    "most_turns": 0,
+    "seed": 0,
+    "warm": 1.0,
+    "seconds": 4.0,
+    "target": 70.0,
+    "budget": 2048,
+    "max_num_seqs": 64,
+    "stock_seqs": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, object]]:
+    """Figures of two points, from a simulation: then the prediction must be exact."""
+    load_factory("ours")
+    shape = Shape(0, 5.0, 0.3, 0.2, 2.0, 8000, 0, 0.5, 0)
+    sweep = SweepOptions("synthetic", shape, H200_DENSE_1B, 100_000, seconds=4.0, warm_s=1.0)
+    points = {
+        "stock, 6 sessions": Point(Tuning("stock", 2048, 8), 6),
+        "ours, 6 sessions": Point(Tuning("ours", max_num_seqs=64, target_tps=70.0), 6),
+    }
+    return {
+        label: {**run_point(sweep, point).figures, "system": point.tuning.system, "num_sessions": 6}
+        for label, point in points.items()
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "step-model.json").write_text(H200_DENSE_1B.read_text())
+    in_process = lambda sweep, points, _: (run_point(sweep, point) for point in points)  # noqa: E731
+    monkeypatch.setattr(predict, "run_points", in_process)
+    return tmp_path
+
+
+def predicted(folder: Path, replays: dict[str, object]) -> tuple[int, dict[str, object]]:
+    (folder / "engines.json").write_text(json.dumps({"options": OPTIONS, "replays": replays, "bars": []}))
+    found = folder / "found.json"
+    arguments = ["predict", str(folder), "--pool-tokens", "100000", "--check", "--json", str(found)]
+    return command.main(arguments), json.loads(found.read_text())
+
+
+def test_points_are_simulated_as_they_were_measured(folder: Path, measured: dict[str, dict[str, object]]) -> None:
+    code, found = predicted(folder, {**measured, "ours, 9 sessions": {"error": "it died"}})
+    assert code == 0
+    assert list(found["predictions"]) == list(measured)
+    for prediction in found["predictions"].values():
+        assert max(prediction["errors"].values()) == 0
+
+
+def test_an_error_above_the_bar_is_named(
+    folder: Path, measured: dict[str, dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = {label: {**one, "tps_p50": 1.25 * one["tps_p50"]} for label, one in measured.items()}
+    code, _ = predicted(folder, slower)
+    assert code == 1
+    assert "bar not met: largest error of the simulator" in capsys.readouterr().out
+
+
+def test_a_folder_without_measurements_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["predict", str(tmp_path)]) == 2
+    assert "engines.json" in (said := capsys.readouterr().err)
+    assert "needed: what `engines --out` wrote" in said
