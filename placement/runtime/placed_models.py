@@ -26,6 +26,7 @@ from tokenspeed_plugin.host.model_names import (
 from tokenspeed_plugin.host.patches import whole_on_every_rank
 from tokenspeed_plugin.host.placed_models import architecture_of, stock_class
 from tokenspeed_plugin.placement.models.bindings import binding_of
+from tokenspeed_plugin.placement.runtime.collective_check import check_collectives
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
 from tokenspeed_plugin.placement.runtime.vllm_communicator import FusedGroupCommunicator, communicator_of
@@ -101,6 +102,7 @@ class PlacedBody:
         group = get_tp_group()
         hidden, dtype = vllm_config.model_config.get_hidden_size(), vllm_config.model_config.dtype
         communicator = communicator_of(group, plans.table.plans, hidden, dtype, Fusing(request.fusion))
+        check_collectives(communicator, group, plans.table.plans, dtype)
         request.settle_fused(vllm_config, fused=isinstance(communicator, FusedGroupCommunicator))
         modules = bind(plans.graph, binding, inner, layers[first:end])
         planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
