@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
-from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, UNFUSED
+from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, UNFUSED, peer_of
 
 DECODE_PROMPT_TOKENS = 64
 TOKEN_CHECK_REQUESTS, TOKEN_CHECK_PROMPT_TOKENS, TOKEN_CHECK_TOKENS = 16, 200, 48
 EAGER = "-eager"
 _WARM_ROUND, _PREFILL_ROUND = 0, 900
+_IDLE_S = 1.3
+"""After a second without work the processes of an engine stop spinning; then they take no core from the one that is measured."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class ModelRun:
         figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
         entries = [self._entry(name, system, eager=eager) for name, system in chosen.items() for eager in self._kinds()]
         seconds = self._options.seconds_to_start
-        with engines(entries, folder, seconds, _multicast_off(), failures=failures) as running:
+        with engines(entries, folder, seconds, _environment(self._device), failures=failures) as running:
             self._note(f"{len(running)} engines stand, {len(failures)} failed")
             eager = {name: running[f"{name}{EAGER}"] for name in chosen if f"{name}{EAGER}" in running}
             self._ask(figures, eager, self._tokens_and_collectives)
@@ -78,6 +82,7 @@ class ModelRun:
                 if not self._options.quick:
                     engine.let_go()
             timed = {name: running[name] for name in chosen if name in running} or eager
+            self._ask(figures, timed, lambda engine: {"answers_as_run": self._answers(engine)})
             if self._options.ranks > 1:
                 self._ask(figures, {name: timed[name] for name in ("stock",) if name in timed}, self._links)
             self._times(figures, timed)
@@ -123,14 +128,19 @@ class ModelRun:
 
     def _tokens_and_collectives(self, engine: EngineProcess) -> dict[str, Any]:
         found: dict[str, Any] = {"engine": engine.description}
-        found["answers"] = engine.run(
+        found["answers"] = self._answers(engine)
+        if self._options.ranks > 1:
+            found["collectives"] = engine.run("collectives", prompt_tokens=self._options.prefill_tokens - 1)
+        return found
+
+    @staticmethod
+    def _answers(engine: EngineProcess) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = engine.run(
             "tokens",
             num_requests=TOKEN_CHECK_REQUESTS,
             max_prompt_tokens=TOKEN_CHECK_PROMPT_TOKENS,
             output_tokens=TOKEN_CHECK_TOKENS,
         )["answers"]
-        if self._options.ranks > 1:
-            found["collectives"] = engine.run("collectives", prompt_tokens=self._options.prefill_tokens - 1)
         return found
 
     def _links(self, engine: EngineProcess) -> dict[str, Any]:
@@ -142,24 +152,31 @@ class ModelRun:
         reps: dict[str, dict[str, list[float]]] = {name: {} for name in running}
         standing = dict(running)
         for rep in range(self._options.reps + 1):
-            order = list(standing.items())
-            for what, request in self._requests(rep):
-                for name, engine in order if rep % 2 else reversed(order):
-                    try:
-                        answer = engine.run("throughput", **request)
-                    except EngineFailedError as error:
-                        figures[name]["error"] = str(error)
-                        standing.pop(name, None)
-                        continue
-                    value = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_mean_ms"]
-                    if rep != _WARM_ROUND:
-                        reps[name].setdefault(what, []).append(value)
-        for name, found in reps.items():
-            figures[name]["reps_ms"] = found
-            medians = {what: statistics.median(values) for what, values in found.items()}
+            for name in list(standing) if rep % 2 else list(reversed(standing)):
+                try:
+                    found = self._rep(standing[name], rep)
+                except EngineFailedError as error:
+                    figures[name]["error"] = str(error)
+                    del standing[name]
+                    continue
+                for what, milliseconds in found.items() if rep != _WARM_ROUND else ():
+                    reps[name].setdefault(what, []).append(milliseconds)
+        for name, found_ms in reps.items():
+            figures[name]["reps_ms"] = found_ms
+            medians = {what: statistics.median(values) for what, values in found_ms.items()}
             if "prefill" in medians:
                 figures[name]["prefill_ms"] = medians.pop("prefill")
                 figures[name]["decode_ms"] = medians
+
+    def _rep(self, engine: EngineProcess, rep: int) -> dict[str, float]:
+        """Milliseconds of a decode step at each batch size, and of the prefill."""
+        if not self._options.quick:
+            time.sleep(_IDLE_S)
+        found = {}
+        for what, request in self._requests(rep):
+            answer = engine.run("throughput", **request)
+            found[what] = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_mean_ms"]
+        return found
 
     def _requests(self, rep: int) -> list[tuple[str, dict[str, int]]]:
         options = self._options
@@ -173,19 +190,29 @@ class ModelRun:
 
 
 def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
-    """Replace the answers by their comparison with those of stock on as many ranks."""
-    reference = figures.get("stock", {}).get("answers")
-    for name, found in figures.items():
-        answers = found.pop("answers", None)
-        if answers and reference and name != "stock":
-            found["tokens"] = compare_tokens(reference, answers)
+    """Replace the answers by their comparison with those of vLLM's own model, on as many ranks and as many experts each."""
+    for kind, result in (("answers", "tokens"), ("answers_as_run", "tokens_as_run")):
+        answers = {name: found.pop(kind) for name, found in figures.items() if kind in found}
+        for name, own in answers.items():
+            reference = answers.get(peer_of(name))
+            if reference and name != peer_of(name):
+                figures[name][result] = compare_tokens(reference, own)
 
 
-def _multicast_off() -> dict[str, str]:
-    """NVLink multicast stays off: one H200 driver hangs in it. FlashInfer's ``mnnvl``, vLLM's first choice, needs it."""
-    return {
+def _environment(device: str) -> dict[str, str]:
+    """NVLink multicast stays off: one H200 driver hangs in it. FlashInfer's ``mnnvl``, vLLM's first choice, needs it.
+
+    vLLM gets the NCCL of torch: without one its reduce-scatter does nothing, and says nothing.
+    """
+    settings = {
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
         "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
     }
+    nccl = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") and device == "cuda" else None
+    libraries = (
+        [Path(place, "lib", "libnccl.so.2") for place in (nccl.submodule_search_locations or ())] if nccl else []
+    )
+    found = next((str(library) for library in libraries if library.exists()), None)
+    return settings | ({"VLLM_NCCL_SO_PATH": found} if found else {})

@@ -16,7 +16,7 @@ PARTED = {**EQUAL, "mismatches": [{"request": 1, "position": 2, "margin": 0.3}]}
 
 def figures(ranks: int = 2, **placed: Any) -> dict[str, Any]:
     stock = {"decode_ms": {"1": 2.0, "128": 4.0}, "prefill_ms": 100.0}
-    ours = {**stock, "tokens": EQUAL, **placed}
+    ours = {**stock, "tokens": EQUAL, "tokens_as_run": EQUAL, **placed}
     return {"ranks": ranks, "models": {"dense": {"stock": stock, "placed": ours}}, "links": {}}
 
 
@@ -35,6 +35,7 @@ def test_equal_figures_meet_the_bars_of_one_rank() -> None:
         ({"decode_ms": {"1": 2.0, "128": 4.2}}, "decode at batch 128, speed over stock"),
         ({"prefill_ms": 103.0}, "prefill, speed over stock"),
         ({"tokens": PARTED}, "requests whose greedy tokens differ"),
+        ({"tokens_as_run": PARTED}, "as it runs: log-probability between the tokens of stock and ours"),
     ],
 )
 def test_each_figure_can_miss_its_bar(placed: dict[str, Any], name: str) -> None:
@@ -46,13 +47,15 @@ def test_a_failed_engine_and_constant_answers_meet_nothing() -> None:
     found = figures(1)
     found["models"]["dense"]["placed"] = {"error": "out of memory"}
     assert all("out of memory" in line for line in missed(found))
-    assert len(missed(found)) == 2
+    assert len(missed(found)) == 3
     constant = figures(1, tokens={**EQUAL, "constant_answers": 2})
     assert any("equality proves nothing" in line for line in missed(constant))
 
 
 def test_two_ranks_may_part_where_both_tokens_are_as_likely() -> None:
     assert any("where answers part: 0.3" in line for line in missed(figures(tokens=PARTED)))
+    unlikely = {"request": 0, "position": 0, "margin": 0.0, "margin_is_lower_bound": True}
+    assert any("part: inf" in line for line in missed(figures(tokens={**EQUAL, "mismatches": [unlikely]})))
     near = {**EQUAL, "mismatches": [{"request": 0, "position": 1, "margin": 0.1}]}
     assert not any("where answers part" in line for line in missed(figures(tokens=near)))
 
