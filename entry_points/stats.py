@@ -57,6 +57,11 @@ class _Metrics:
         self._copies = Counter(
             "vllm:tokenspeed_kv_block_copies", "KV blocks copied because a prefix ended inside them.", _LABELS
         )
+        self._skipped_states = Counter(
+            "vllm:tokenspeed_kv_skipped_states",
+            "States at the end of a shared prefix that were not kept, for lack of a block.",
+            _LABELS,
+        )
         self._blocks = Gauge(
             "vllm:tokenspeed_kv_blocks",
             "KV blocks by state.",
@@ -81,6 +86,7 @@ class _Metrics:
         for kind in EVICTION_KINDS:
             self._evictions.labels(*labels, kind).inc(values[f"evicted:{kind}"])
         self._copies.labels(*labels).inc(values["copied"])
+        self._skipped_states.labels(*labels).inc(values["states_skipped"])
         for state in BLOCK_STATES:
             self._blocks.labels(*labels, state).set(values[f"blocks:{state}"])
         self._fragmentation.labels(*labels).set(values["fragmentation_ppm"] / 1e6)
@@ -93,3 +99,4 @@ class _Metrics:
         for kind in EVICTION_KINDS:
             self._evictions.labels(*labels, kind)
         self._copies.labels(*labels)
+        self._skipped_states.labels(*labels)

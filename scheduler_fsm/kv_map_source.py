@@ -10,14 +10,21 @@ from tokenspeed_plugin.scheduler_fsm.session_hints import SessionNames
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import KVCacheConfig
-    from tokenspeed_plugin.scheduler_fsm._core import Core
+    from tokenspeed_plugin.scheduler_fsm._core import Core, HostedKv
+    from tokenspeed_plugin.scheduler_fsm.hosted.manager import FlatKvCacheManager
     from tokenspeed_plugin.scheduler_fsm.request_desk import RequestDesk
 
 
 class KvMapSource:
     """What the core says of its blocks, with what clients call their sessions."""
 
-    def __init__(self, core: "Core", desk: "RequestDesk", kv_cache_config: "KVCacheConfig", key_tokens: int) -> None:
+    def __init__(
+        self,
+        core: "Core | HostedKv",
+        desk: "RequestDesk | FlatKvCacheManager",
+        kv_cache_config: "KVCacheConfig",
+        key_tokens: int,
+    ) -> None:
         self._core = core
         self._desk = desk
         self._block_tokens = [group.block_tokens for group in groups_from(kv_cache_config.kv_cache_groups)]

@@ -62,7 +62,7 @@ class Statistics:
         num_skipped = core.num_skipped
         prefix_cache = self._prefix_cache()
         extras = connector or {}
-        ours = self._kv_cache.take(self._reported)
+        ours = self._kv_cache.take(self._reported, is_busy=core.num_running > 0)
         if self._pace is not None:
             ours |= self._pace.take()
         if ours:

@@ -78,10 +78,11 @@ class FlatKv {
     /// are worth.
     [[nodiscard]] BlockPool::Run depart(const Departure& departure) { return pool_.open_run(departure); }
 
-    /// Tokens right behind a match that had been computed before, by why they are lost.
-    /// @param max_tokens the match could not have been longer
+    /// Tokens right behind what was found that had been computed before, by why they are lost. O(those keys).
+    /// @param max_tokens no more could have been found
+    /// @param num_found_tokens what a match or a store gave; a multiple of the key
     [[nodiscard]] LostTokens lost_tokens(std::span<const Digest> keys, std::uint32_t max_tokens,
-                                         const Match& match) const noexcept;
+                                         std::uint32_t num_found_tokens) const noexcept;
 
     /// Keys that a pool of this size can hold.
     [[nodiscard]] std::uint32_t max_keys() const noexcept;

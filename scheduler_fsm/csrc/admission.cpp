@@ -223,7 +223,7 @@ ExternalKv::Offer Admission::ask_store(const Request& request, const kv_flat::Ma
 
 void Admission::start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer) {
     EngineState& engine = step_.engine;
-    count_cache_use(request, match);
+    count_cache_use(request, match, offer.num_tokens);
     const std::uint32_t end = match.num_tokens + offer.num_tokens;
     request.num_computed_tokens = std::min(end, request.num_known_tokens() - 1);
     request.num_cached_tokens = match.num_tokens;

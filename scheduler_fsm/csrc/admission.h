@@ -53,7 +53,7 @@ class Admission {
     [[nodiscard]] ExternalKv::Offer ask_store(const Request& request, const kv_flat::Match& match, bool fits) const;
     void start(Request& request, const kv_flat::Match& match, const ExternalKv::Offer& offer);
     [[nodiscard]] bool make_slot(const Request& request);
-    void count_cache_use(Request& request, const kv_flat::Match& match);
+    void count_cache_use(Request& request, const kv_flat::Match& match, std::uint32_t num_loaded_tokens);
     /// @param num_explained_tokens leading tokens that are cached, or known to be lost for another reason
     void count_isolation(Request& request, std::uint32_t num_explained_tokens);
 

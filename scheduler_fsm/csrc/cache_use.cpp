@@ -18,15 +18,16 @@ void Admission::count_isolation(Request& request, std::uint32_t num_explained_to
     request.content_marks = {};
 }
 
-void Admission::count_cache_use(Request& request, const kv_flat::Match& match) {
+void Admission::count_cache_use(Request& request, const kv_flat::Match& match, std::uint32_t num_loaded_tokens) {
     if (!request.may_read_cache || !step_.engine.kv.config().prefix_caching) return;
     Counters& counters = step_.engine.counters;
+    const std::uint32_t num_found_tokens = match.num_tokens + num_loaded_tokens;
     const kv_flat::LostTokens lost =
-        step_.engine.kv.lost_tokens(request.chain.keys(), request.num_known_tokens() - 1, match);
+        step_.engine.kv.lost_tokens(request.chain.keys(), request.num_known_tokens() - 1, num_found_tokens);
     counters.num_evicted_hit_tokens += lost.num_evicted;
     counters.num_granularity_lost_tokens += lost.num_granularity;
     counters.num_missing_state_tokens += lost.num_missing_state;
-    count_isolation(request, match.num_tokens + lost.num_evicted + lost.num_granularity + lost.num_missing_state);
+    count_isolation(request, num_found_tokens + lost.num_evicted + lost.num_granularity + lost.num_missing_state);
     if (request.num_retractions > 0) {
         ++counters.num_readmissions;
         counters.num_readmission_queried_tokens += request.num_known_tokens();

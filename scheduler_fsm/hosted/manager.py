@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host.log import logger
-from tokenspeed_plugin.host.names import (
-    KVCacheBlockCopy,
-    KVCacheBlocks,
-    RequestStatus,
-)
+from tokenspeed_plugin.host.names import KVCacheBlockCopy, KVCacheBlocks, RequestStatus
 from tokenspeed_plugin.kv_flat.groups import groups_from
 from tokenspeed_plugin.kv_flat.pool_facade import allocated_blocks
 from tokenspeed_plugin.scheduler_fsm import config_map
@@ -19,7 +15,8 @@ from tokenspeed_plugin.scheduler_fsm._core import HostedKv, SessionHints
 from tokenspeed_plugin.scheduler_fsm.capacity_report import log_capacity
 from tokenspeed_plugin.scheduler_fsm.hosted.blocks import FlatBlocks, FlatCoordinator, GroupManager, HostedPool
 from tokenspeed_plugin.scheduler_fsm.hosted.reports import ManagerReports
-from tokenspeed_plugin.scheduler_fsm.session_hints import session_hints
+from tokenspeed_plugin.scheduler_fsm.kv_map_source import KvMapSource
+from tokenspeed_plugin.scheduler_fsm.session_hints import SessionNames, session_hints
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.host.names import (
@@ -90,6 +87,8 @@ class FlatKvCacheManager(ManagerReports):
             enable_kv_cache_events=enable_kv_cache_events,
         )
         self._prompts = prompts
+        self.session_names: SessionNames | None = None
+        self.kv_map = KvMapSource(kv, self, kv_cache_config, key_tokens)
         # Only connectors look at vLLM's hashes of blocks.
         self._requests: dict[str, Request] | None = {} if has_connector else None
         # Prompts of sessions with streaming input, which grow: tokens that were taken in.
@@ -293,7 +292,10 @@ class FlatKvCacheManager(ManagerReports):
         return []
 
     def _take_in(self, request: "Request") -> None:
-        self._kv.open(request.request_id, self._prompts.take(request), _hints(request))
+        hints = _hints(request)
+        self._kv.open(request.request_id, self._prompts.take(request), hints)
+        if self.session_names is not None and request.session_id:
+            self.session_names.note(hints.session, request.session_id)
         if request.resumable:
             self._session_tokens[request.request_id] = request.num_prompt_tokens
         if self._requests is not None:

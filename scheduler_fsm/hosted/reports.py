@@ -12,6 +12,7 @@ from tokenspeed_plugin.host.names import (
     get_kv_cache_spec_sliding_window,
 )
 from tokenspeed_plugin.scheduler_fsm._core import HostedKv
+from tokenspeed_plugin.scheduler_fsm.kv_cache_report import KvCacheReport
 from tokenspeed_plugin.scheduler_fsm.kv_event_feed import vllm_event
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ManagerReports:
         self.log_stats = log_stats
         self.metrics_collector = metrics_collector
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self._report = KvCacheReport(kv)
 
     def prefix_cache_lookup_enabled(self, request: "Request") -> bool:
         """Whether the request may read the cache."""
@@ -84,6 +86,10 @@ class ManagerReports:
             if isinstance(event, BlockStored):
                 event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window = self._event_specs[event.group_idx]
         return events
+
+    def take_report(self) -> dict[str, int]:
+        """What the flat KV cache tells its metrics; empty when it is not time."""
+        return self._report.take(self._kv.counters(), is_busy=self._kv.num_free < self._kv.num_usable)
 
     def eviction_counts(self) -> dict[str, int]:
         """Evictions and cached blocks by kind."""

@@ -12,7 +12,7 @@ from tokenspeed_plugin.scheduler_fsm.hosted.manager import FlatKvCacheManager
 from tokenspeed_plugin.scheduler_fsm.request_import import PromptImporter
 
 if TYPE_CHECKING:
-    from tokenspeed_plugin.host.names import KVCacheConfig, StructuredOutputManager, VllmConfig
+    from tokenspeed_plugin.host.names import KVCacheConfig, SchedulerStats, StructuredOutputManager, VllmConfig
 
 
 class _WithFlatKv:
@@ -45,6 +45,18 @@ class _WithFlatKv:
         has_connector = vllm_config.kv_transfer_config is not None
         hasher = prompts.hasher_beside_vllm if has_connector else prompts.hasher
         patches.install_block_hasher(hasher, vllm_config, has_connector=has_connector)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> "SchedulerStats | None":
+        """vLLM's statistics, with ours about the KV cache when it is time."""
+        parent: Any = super()
+        stats: SchedulerStats | None = parent.make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.num_kv_fetch_reqs_by_stage |= self.kv_cache_manager.take_report()
+        return stats
+
+    def kv_map(self) -> dict[str, Any]:
+        """The block pool at this moment, for pictures. O(pool)."""
+        return self.kv_cache_manager.kv_map.take()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError naming the first broken invariant of the blocks. O(pool): for tests and idle times."""

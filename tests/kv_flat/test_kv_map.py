@@ -30,11 +30,12 @@ STATE = {name: number for number, name in enumerate(kv_map.STATES)}
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Timeline:
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timeline:
     """A pool of 30 blocks: a session that is over, a pinned one, two running requests that share a prefix, and free blocks."""
+    scheduler = getattr(request, "param", "tokenspeed")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setattr(EngineCore, patches.KV_MAP_METHOD, None, raising=False)  # taken away again behind the test
-    run = Timeline("tokenspeed", Knobs(groups=(Group(4),), num_blocks=30, max_num_seqs=4))
+    run = Timeline(scheduler, Knobs(groups=(Group(4),), num_blocks=30, max_num_seqs=4))
     run.submit("over", words(1, 17), 1, extra={"session_id": "past"})
     run.finish()
     run.submit("kept", words(2, 9), 1, extra={"session_id": "kept", "extra_args": {"kv_pin_s": 600}})
@@ -52,14 +53,20 @@ def snapshot(run: Timeline) -> kv_map.Snapshot:
     return snapshot
 
 
+either_scheduler = pytest.mark.parametrize("run", ["tokenspeed", "flat"], indirect=True)
+
+
+@either_scheduler
 def test_states_are_those_of_the_pool(run: Timeline, snapshot: kv_map.Snapshot) -> None:
-    gauges = run.scheduler._core.kv_gauges()
+    scheduler = run.scheduler
+    gauges = (scheduler._core if hasattr(scheduler, "_core") else scheduler.kv_cache_manager._kv).kv_gauges()
     assert snapshot.num_by_state() == {state: gauges[state] for state in kv_map.STATES}
     assert min(snapshot.num_by_state().values()) > 0
     assert snapshot.num_blocks == 30
     assert (snapshot.block_tokens, snapshot.key_tokens) == ((4,), 4)
 
 
+@either_scheduler
 def test_blocks_in_use_name_their_request_and_place(run: Timeline, snapshot: kv_map.Snapshot) -> None:
     tables = {row.req_id: row.block_ids[0] for plan in run.plans for row in plan.scheduled_new_reqs}
     requests = {label: (number, session, tokens) for label, number, session, tokens in snapshot.requests}
@@ -73,7 +80,8 @@ def test_blocks_in_use_name_their_request_and_place(run: Timeline, snapshot: kv_
     assert requests["second"][1] == 0
 
 
-def test_blocks_belong_to_sessions_and_prefixes(snapshot: kv_map.Snapshot) -> None:
+@either_scheduler
+def test_blocks_belong_to_sessions_and_prefixes(run: Timeline, snapshot: kv_map.Snapshot) -> None:
     by_name = {snapshot.session_names.get(h.session, ""): h for h in holdings_of(snapshot)}
     assert by_name["past"].num_by_state[STATE["cached"]] == 4
     assert by_name["kept"].num_by_state[STATE["pinned"]] == 2

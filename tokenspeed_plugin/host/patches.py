@@ -96,8 +96,8 @@ STAT_LOGGERS = Patch(
     name="stat_loggers",
     target="vllm.v1.metrics.loggers:StatLoggerManager.__init__",
     why="vLLM's group of stat-logger plugins turns statistics on for every engine, with --disable-log-stats and with any scheduler",
-    how="passes the logger of the KV cache's metrics to managers of engines with the tokenspeed scheduler, and nothing to others",
-    when="when a configuration with the tokenspeed scheduler is made",
+    how="passes the logger of the KV cache's metrics to managers of engines with the flat KV manager, and nothing to others",
+    when="when a configuration with the tokenspeed scheduler or the flat KV manager is made",
     goes="when a stat-logger plugin can decline",
 )
 KV_MAP_METHOD = "tokenspeed_kv_map"
@@ -106,7 +106,7 @@ KV_MAP = Patch(
     target=f"vllm.v1.engine.core:EngineCore.{KV_MAP_METHOD}",
     why="a server's routes reach the workers, and fixed methods of the engine core, but no scheduler",
     how="adds a method that asks the scheduler for a snapshot of its block pool; replaces nothing",
-    when="in development mode, when a tokenspeed scheduler is built",
+    when="in development mode, when a scheduler with the flat KV manager is built",
     goes="when an endpoint plugin can ask the scheduler",
 )
 PATCHES: tuple[Patch, ...] = (

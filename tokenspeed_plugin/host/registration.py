@@ -9,7 +9,7 @@ from tokenspeed_plugin.host import engine_gate, patches, placed_models
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.check import HostReport, check_start, missing_of
 from tokenspeed_plugin.host.log import is_main_process, logger
-from tokenspeed_plugin.host.schedulers import is_tokenspeed
+from tokenspeed_plugin.host.schedulers import FLAT_KV_PATHS, is_tokenspeed
 
 
 def install(add_flags: Callable[[Any, str | None], None], stat_loggers: Callable[[], list[type]] = list) -> HostReport:
@@ -20,7 +20,7 @@ def install(add_flags: Callable[[Any, str | None], None], stat_loggers: Callable
 
     Args:
         add_flags: called as `add_flags(parser, reason)`; `reason` says why the plugin is off, None when it is on.
-        stat_loggers: our loggers for an engine with the tokenspeed scheduler.
+        stat_loggers: our loggers for an engine with the flat KV manager, under either scheduler.
 
     Returns:
         What the check of the host found.
@@ -39,15 +39,20 @@ def install(add_flags: Callable[[Any, str | None], None], stat_loggers: Callable
 
 def _engine_config_with(stat_loggers: Callable[[], list[type]]) -> Callable[..., Any]:
     def loggers_for(vllm_config: Any) -> list[type]:
-        return stat_loggers() if is_tokenspeed(vllm_config.scheduler_config.scheduler_cls) else []
+        return stat_loggers() if _has_flat_kv(vllm_config) else []
 
     def create(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = engine_gate.create_engine_config(original, engine_args, *args, **kwargs)
-        if engine_gate.is_asked(engine_args) and is_tokenspeed(config.scheduler_config.scheduler_cls):
+        if engine_gate.is_asked(engine_args) and _has_flat_kv(config):
             patches.install_stat_loggers(loggers_for)
         return config
 
     return create
+
+
+def _has_flat_kv(vllm_config: Any) -> bool:
+    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
+    return is_tokenspeed(scheduler_cls) or scheduler_cls in FLAT_KV_PATHS
 
 
 @cache

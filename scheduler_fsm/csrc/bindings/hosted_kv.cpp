@@ -21,7 +21,8 @@ HostedKv::HostedKv(kv_flat::KvConfig config, bool drop_last_match_block, bool wh
     : drop_last_match_block_(drop_last_match_block),
       whole_blocks_only_(whole_blocks_only),
       zeroes_blocks_(zeroes_blocks),
-      kv_(std::move(config)) {}
+      kv_(std::move(config)),
+      isolation_(kv_.max_keys()) {}
 
 HostedKv::Held& HostedKv::at(const std::string& id) {
     const auto found = held_.find(id);
@@ -41,6 +42,7 @@ void HostedKv::open(const std::string& id, PreparedPrompt& prompt, const kv_flat
     held.prompt = std::move(prompt);
     held.hints = hints;
     held.matched_at = 0;
+    if (held.number == 0) held.number = ++num_opened_;
 }
 
 std::uint32_t HostedKv::probe(const std::string& id, std::uint32_t max_tokens, std::uint32_t num_whole) {
@@ -75,7 +77,7 @@ bool HostedKv::fits(std::uint32_t num_blocks, std::uint32_t num_whole_blocks, co
     return std::uint64_t{num_blocks} + growth.num_kept_free <= num_free;
 }
 
-bool HostedKv::begin(Held& held, const Growth& growth) {
+bool HostedKv::begin(Held& held, const Growth& growth, std::uint32_t num_known_tokens) {
     if (growth.num_hit == 0) held.match = kv_.no_match();
     if (growth.num_hit > 0 && (held.matched_at != num_changes_ || held.match.num_tokens != growth.num_hit)) {
         held.match = kv_.probe(held.prompt.chain.keys(), growth.num_hit, false, match_end());
@@ -83,8 +85,11 @@ bool HostedKv::begin(Held& held, const Growth& growth) {
     }
     const std::uint32_t num_whole = growth.num_whole > 0 ? kv_.blocks_to_open(held.match, growth.num_whole) : 0;
     if (!fits(blocks_to_begin(held.match, growth), num_whole, growth)) return false;
+    count_admission(held, growth, num_known_tokens);
     held.kv = kv_.open(held.match, held.hints.session);
+    const std::size_t num_copies = copies_.size();
     for (kv_flat::BlockCopy& copy : held.kv->take_copies()) copies_.push_back(std::move(copy));
+    counters_.num_block_copies += copies_.size() - num_copies;
     held.num_hit = growth.num_hit;
     held.published_step = 0;
     held.num_published = held.num_confirmed = held.match.num_tokens;
@@ -127,9 +132,11 @@ py::object HostedKv::grow(const std::string& id, const py::list& tokens, const G
                           const std::vector<GroupId>& unzeroed) {
     Held& held = at(id);
     const std::uint32_t num_free = kv_.pool().num_free();
-    const bool is_done = held.kv ? extend(held, growth) : begin(held, growth);
+    const auto num_known = static_cast<std::uint32_t>(PyList_GET_SIZE(tokens.ptr()));
+    const bool is_done = held.kv ? extend(held, growth) : begin(held, growth, num_known);
     num_changes_ += num_free != kv_.pool().num_free();
     if (!is_done) return py::none();
+    held.num_computed = std::max(growth.num_published, growth.num_settled);
     publish(held, tokens, growth.num_published);
     return news(held, unzeroed);
 }
@@ -223,7 +230,9 @@ void HostedKv::unpublish(const std::vector<BlockId>& blocks) {
 
 bool HostedKv::reset() {
     ++num_changes_;
-    return kv_.pool().clear_cache();
+    if (!kv_.pool().clear_cache()) return false;
+    isolation_.clear();
+    return true;
 }
 
 py::tuple HostedKv::block_ids(const std::string& id) const {
@@ -273,20 +282,6 @@ void HostedKv::zero_from(const std::string& id, std::uint32_t num_tokens) {
         const auto ids = held.kv->table(group).ids();
         const std::size_t first = std::min<std::size_t>(num_tokens / groups[group].block_tokens, ids.size());
         std::ranges::remove_copy(ids.subspan(first), std::back_inserter(blocks_to_zero_), kv_flat::kNullBlock);
-    }
-}
-
-void HostedKv::record_match(const std::string& id) {
-    const Held& held = at(id);
-    const std::uint32_t key_tokens = kv_.config().key_tokens;
-    const kv_flat::KeyChain& chain = held.prompt.chain;
-    const std::vector<GroupSpec>& groups = kv_.config().groups;
-    for (GroupId group = 0; group < groups.size(); ++group) {
-        for (std::uint32_t unit = 0; unit < held.match.num_tokens / key_tokens; ++unit) {
-            if (held.match.blocks[group][unit * key_tokens / groups[group].block_tokens] == kv_flat::kNullBlock)
-                continue;
-            kv_.record_stored(chain, held.prompt.tokens, group, unit);
-        }
     }
 }
 

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "kv_flat/csrc/flat_kv.h"
+#include "kv_flat/csrc/isolation_watch.h"
 #include "kv_flat/csrc/pinned_blocks.h"
+#include "scheduler_fsm/csrc/bindings/kv_report.h"
 #include "scheduler_fsm/csrc/request.h"
 
 namespace tokenspeed::bindings {
@@ -34,6 +36,15 @@ class HostedKv {
         std::uint32_t num_whole = 0;      ///< tokens of the whole sequence, which must fit as well; 0: not asked
         std::uint32_t num_kept_free = 0;  ///< blocks to leave to others
         std::uint32_t num_watermark = 0;  ///< the part of these that the whole sequence must leave, too
+    };
+
+    /// Counts since start, of admissions that could read the cache; as in scheduler_fsm::Counters.
+    struct Counters {
+        std::uint64_t num_evicted_hit_tokens = 0;
+        std::uint64_t num_granularity_lost_tokens = 0;
+        std::uint64_t num_missing_state_tokens = 0;
+        std::uint64_t num_isolated_tokens = 0;
+        std::uint64_t num_block_copies = 0;
     };
 
     /// @param drop_last_match_block see FlatKv::probe
@@ -95,6 +106,9 @@ class HostedKv {
     /// Tells again, as events, what the last match of a request found.
     void record_match(const std::string& id);
 
+    [[nodiscard]] const Counters& counters() const noexcept { return counters_; }
+    [[nodiscard]] std::vector<KvHolder> holders() const;
+
     [[nodiscard]] kv_flat::FlatKv& kv() noexcept { return kv_; }
     [[nodiscard]] const kv_flat::FlatKv& kv() const noexcept { return kv_; }
     /// Throws std::logic_error naming the first broken invariant.
@@ -111,10 +125,13 @@ class HostedKv {
         std::uint32_t num_published = 0;  // tokens offered to the index
         std::uint32_t num_confirmed = 0;  // of these, before the step being planned
         std::uint64_t published_step = 0;
+        std::uint32_t number = 0;        // for reports
+        std::uint32_t num_computed = 0;  // tokens, with those of the step being planned
     };
 
     [[nodiscard]] Held& at(const std::string& id);
-    [[nodiscard]] bool begin(Held& held, const Growth& growth);
+    [[nodiscard]] bool begin(Held& held, const Growth& growth, std::uint32_t num_known_tokens);
+    void count_admission(Held& held, const Growth& growth, std::uint32_t num_known_tokens);
     [[nodiscard]] bool extend(Held& held, const Growth& growth);
     [[nodiscard]] std::uint32_t blocks_to_begin(const kv_flat::Match& match, const Growth& growth) const;
     [[nodiscard]] kv_flat::MatchEnd match_end() const noexcept {
@@ -129,6 +146,9 @@ class HostedKv {
     bool whole_blocks_only_;
     bool zeroes_blocks_;
     kv_flat::FlatKv kv_;
+    kv_flat::IsolationWatch isolation_;
+    Counters counters_;
+    std::uint32_t num_opened_ = 0;
     std::unordered_map<std::string, Held> held_;
     std::vector<kv_flat::BlockCopy> copies_;
     kv_flat::PinnedBlocks pins_;

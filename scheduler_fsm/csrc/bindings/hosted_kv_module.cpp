@@ -54,6 +54,20 @@ void bind_hosted_kv(py::module_& module) {
         .def("drain_kv_events", [](HostedKv& self) { return drain_kv_events(self.kv().pool()); })
         .def("drain_block_lives", [](HostedKv& self) { return drain_block_lives(self.kv().pool()); })
         .def("eviction_counts", [](const HostedKv& self) { return eviction_counts(self.kv().pool()); })
+        .def("counters",
+             [](const HostedKv& self) {
+                 const HostedKv::Counters& counters = self.counters();
+                 py::dict values;
+                 values["evicted_hit_tokens"] = counters.num_evicted_hit_tokens;
+                 values["granularity_lost_tokens"] = counters.num_granularity_lost_tokens;
+                 values["missing_state_tokens"] = counters.num_missing_state_tokens;
+                 values["isolated_tokens"] = counters.num_isolated_tokens;
+                 values["block_copies"] = counters.num_block_copies;
+                 values["lost_checkpoints"] = 0;  // no group keeps states
+                 return values;
+             })
+        .def("kv_gauges", [](const HostedKv& self) { return kv_gauges(self.kv(), self.holders()); })
+        .def("kv_map", [](const HostedKv& self) { return kv_map(self.kv(), self.holders()); })
         .def("check_integrity", &HostedKv::check_integrity)
         .def("free_order", [](const HostedKv& self) { return self.kv().pool().free_order(); })
         .def("num_owners",

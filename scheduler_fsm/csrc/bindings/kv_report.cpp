@@ -13,7 +13,6 @@ using kv_flat::BlockId;
 using kv_flat::BlockPool;
 using kv_flat::EvictionKind;
 using kv_flat::GroupId;
-using scheduler_fsm::EngineState;
 using scheduler_fsm::Request;
 
 static_assert(std::endian::native == std::endian::little, "columns leave as they lie in memory");
@@ -22,21 +21,12 @@ enum class State : std::uint8_t { kFree, kCached, kPinned, kInUse };
 constexpr std::uint8_t kNoKind = 255;
 constexpr std::uint8_t kNoGroup = 255;
 
-template <typename Visit>
-void for_each_holder(const EngineState& engine, Visit visit) {
-    for (const auto* set :
-         {&engine.decoding, &engine.prefilling, &engine.transfers.loading, &engine.transfers.loaded}) {
-        for (const Request* request : set->items()) visit(*request);
-    }
-    for (const Request* request : engine.idle) visit(*request);
-}
-
-/// Blocks' worth of room in a request's tables that holds nothing.
-double num_empty_blocks(const Request& request, const kv_flat::KvConfig& config) {
+/// Blocks' worth of room in a holder's tables that holds nothing.
+double num_empty_blocks(const KvHolder& holder, const kv_flat::KvConfig& config) {
     double sum = 0.0;
     for (GroupId group = 0; group < config.groups.size(); ++group) {
-        const double used = static_cast<double>(request.num_computed_tokens) / config.groups[group].block_tokens;
-        sum += std::max(0.0, request.kv()->table(group).size() - used);
+        const double used = static_cast<double>(holder.num_computed_tokens) / config.groups[group].block_tokens;
+        sum += std::max(0.0, holder.kv->table(group).size() - used);
     }
     return sum;
 }
@@ -82,15 +72,15 @@ struct Columns {
         }
     }
 
-    void add_request(const Request& request) {
-        for (GroupId number = 0; number < request.kv()->num_groups(); ++number) {
-            const auto ids = request.kv()->table(number).ids();
+    void add_holder(const KvHolder& holder) {
+        for (GroupId number = 0; number < holder.kv->num_groups(); ++number) {
+            const auto ids = holder.kv->table(number).ids();
             for (std::size_t index = 0; index < ids.size(); ++index) {
                 if (ids[index] == kv_flat::kNullBlock) continue;
                 group[ids[index]] = static_cast<std::uint8_t>(number);
-                run[ids[index]] = request.handle.index;
+                run[ids[index]] = holder.number;
                 depth[ids[index]] = static_cast<std::uint32_t>(index);
-                session[ids[index]] = request.hints.session;
+                session[ids[index]] = holder.session;
             }
         }
     }
@@ -103,11 +93,22 @@ py::bytes as_bytes(const std::vector<Value>& values) {
 
 }  // namespace
 
-py::dict kv_gauges(const EngineState& engine) {
-    const BlockPool& pool = engine.kv.pool();
+std::vector<KvHolder> holders_of(const scheduler_fsm::EngineState& engine) {
+    std::vector<KvHolder> holders;
+    const auto add = [&holders](const Request* request) {
+        holders.push_back({&request->label, request->handle.index, request->hints.session, request->num_computed_tokens,
+                           request->kv()});
+    };
+    for (const auto* set : {&engine.decoding, &engine.prefilling, &engine.transfers.loading, &engine.transfers.loaded})
+        std::ranges::for_each(set->items(), add);
+    std::ranges::for_each(engine.idle, add);
+    return holders;
+}
+
+py::dict kv_gauges(const kv_flat::FlatKv& kv, const std::vector<KvHolder>& holders) {
+    const BlockPool& pool = kv.pool();
     double num_empty = 0.0;
-    for_each_holder(engine,
-                    [&](const Request& request) { num_empty += num_empty_blocks(request, engine.kv.config()); });
+    for (const KvHolder& holder : holders) num_empty += num_empty_blocks(holder, kv.config());
     const std::uint64_t num_pinned = pool.num_idle_blocks()[static_cast<std::size_t>(EvictionKind::kPinned)];
     py::dict values;
     values["free"] = pool.num_blank();
@@ -118,16 +119,15 @@ py::dict kv_gauges(const EngineState& engine) {
     return values;
 }
 
-py::dict kv_map(const EngineState& engine) {
-    const BlockPool& pool = engine.kv.pool();
+py::dict kv_map(const kv_flat::FlatKv& kv, const std::vector<KvHolder>& holders) {
+    const BlockPool& pool = kv.pool();
     Columns columns(std::size_t{pool.num_usable()} + 1);
     columns.add_pool(pool);
     py::list requests;
-    for_each_holder(engine, [&](const Request& request) {
-        columns.add_request(request);
-        requests.append(
-            py::make_tuple(request.label, request.handle.index, request.hints.session, request.num_computed_tokens));
-    });
+    for (const KvHolder& holder : holders) {
+        columns.add_holder(holder);
+        requests.append(py::make_tuple(*holder.label, holder.number, holder.session, holder.num_computed_tokens));
+    }
     py::dict values;
     values["state"] = as_bytes(columns.state);
     values["kind"] = as_bytes(columns.kind);

@@ -243,8 +243,15 @@ void bind_core(py::module_& module) {
         .def("counters", &Core::counters)
         .def("eviction_counts",
              [](const Core& core) { return bindings::eviction_counts(core.scheduler().state().kv.pool()); })
-        .def("kv_gauges", [](const Core& core) { return bindings::kv_gauges(core.scheduler().state()); })
-        .def("kv_map", [](const Core& core) { return bindings::kv_map(core.scheduler().state()); })
+        .def("kv_gauges",
+             [](const Core& core) {
+                 return bindings::kv_gauges(core.scheduler().state().kv,
+                                            bindings::holders_of(core.scheduler().state()));
+             })
+        .def("kv_map",
+             [](const Core& core) {
+                 return bindings::kv_map(core.scheduler().state().kv, bindings::holders_of(core.scheduler().state()));
+             })
         .def("check_integrity", [](const Core& core) { core.scheduler().check_integrity(); })
         .def_property_readonly("num_running", [](const Core& core) { return core.scheduler().num_running(); })
         .def_property_readonly("num_waiting", [](const Core& core) { return core.scheduler().num_waiting(); })

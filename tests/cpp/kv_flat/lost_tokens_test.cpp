@@ -52,7 +52,7 @@ TEST_CASE("what is cached behind a match was lost to granularity") {
     const KeyChain chain = chain_of(numbers(28));
     const Match match = kv.probe(chain.keys(), 27, false, MatchEnd::kPhysicalBlock);
     REQUIRE(match.num_tokens == 16);
-    const LostTokens lost = kv.lost_tokens(chain.keys(), 27, match);
+    const LostTokens lost = kv.lost_tokens(chain.keys(), 27, match.num_tokens);
     CHECK(lost.num_granularity == 8);
     CHECK(lost.num_evicted == 0);
     CHECK(lost.num_missing_state == 0);
@@ -65,7 +65,7 @@ TEST_CASE("everything behind an evicted block is lost, up to what was never ther
     const KeyChain chain = chain_of(numbers(24));
     const Match match = kv.probe(chain.keys(), 23);
     REQUIRE(match.num_tokens == 8);
-    const LostTokens lost = kv.lost_tokens(chain.keys(), 23, match);
+    const LostTokens lost = kv.lost_tokens(chain.keys(), 23, match.num_tokens);
     CHECK(lost.num_evicted == 8);
     CHECK(lost.num_granularity == 0);
 }
@@ -82,10 +82,21 @@ TEST_CASE("a group that keeps less is named when it lacks its part") {
         serve(kv, numbers(12, 1000));  // evicts what the window left behind
         const Match match = kv.probe(chain.keys(), 11);
         REQUIRE(match.num_tokens == 0);
-        const LostTokens lost = kv.lost_tokens(chain.keys(), 11, match);
+        const LostTokens lost = kv.lost_tokens(chain.keys(), 11, match.num_tokens);
         CHECK(lost.num_missing_state == 8);
         CHECK(lost.num_granularity == 0);
     }
+}
+
+TEST_CASE("what every group still has was lost to granularity, in models that keep less, too") {
+    FlatKv kv(config_of(12, {kFull, kWindow}));
+    serve(kv, numbers(20));  // the window's blocks are all there
+    const KeyChain chain = chain_of(numbers(20));
+    REQUIRE(kv.probe(chain.keys(), 19).num_tokens == 16);
+    const LostTokens dropped = kv.lost_tokens(chain.keys(), 19, 12);  // such as a drafter's last unit
+    CHECK(dropped.num_granularity == 4);
+    CHECK(dropped.num_missing_state == 0);
+    CHECK(kv.lost_tokens(chain.keys(), 19, 16).num_granularity == 0);
 }
 
 TEST_CASE("marks of content are equal for equal beginnings, whatever the salt") {
