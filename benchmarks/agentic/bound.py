@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.agentic.records import TurnRecord, Window
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 from benchmarks.agentic.trace import Trace, shared_tokens
 
@@ -43,7 +45,34 @@ def upper_bound(trace: Trace, times: StepTimeModel, target_tps: float) -> Bound:
     decoding: ``fixed + N * (row + context) + N * prompt work per output token <= 1 / target``. Nothing is evicted, no
     step waits for the host, and work is divisible at will, so no schedule is better.
     """
-    prompt_ms, decode_ms, output = _work(trace, times)
+    return _bound(*_work(trace, times), times, target_tps)
+
+
+def bound_of_run(records: Iterable[TurnRecord], window: Window, times: StepTimeModel, target_tps: float) -> Bound:
+    """Return the bound for the traffic that a run had in its window, which is a sample of its trace.
+
+    Tokens are taken to come evenly between a turn's first and last; a prompt counts where its first token came.
+    """
+    fixed_ms = times.device_ms(StepShape(0, 0, 0, 0))
+    prompt_ms = decode_ms = output = 0.0
+    for record in records:
+        span_s = max(record.last_s - record.first_s, 1e-9)
+        begin, end = (
+            record.output_tokens * min(max((at_s - record.first_s) / span_s, 0.0), 1.0)
+            for at_s in (window.begin_s, window.end_s)
+        )
+        output += end - begin
+        begin, end = max(begin, 1.0), max(end, 1.0)  # the first token comes with the prompt
+        context = (end - begin) * (record.prompt_tokens + (begin + end) / 2)
+        decode_ms += times.device_ms(StepShape(end - begin, context, 0, 0)) - fixed_ms
+        if window.begin_s <= record.first_s < window.end_s:
+            new = record.prompt_tokens - max(record.cached_tokens, 0)
+            pairs = new * (record.prompt_tokens - new / 2)
+            prompt_ms += times.device_ms(StepShape(0, 0, new, pairs)) - fixed_ms
+    return _bound(prompt_ms, decode_ms, output, times, target_tps)
+
+
+def _bound(prompt_ms: float, decode_ms: float, output: float, times: StepTimeModel, target_tps: float) -> Bound:
     per_token_ms = (prompt_ms + decode_ms) / output
     fixed_ms = times.device_ms(StepShape(0, 0, 0, 0))
     num_users = max(0.0, 1e3 / target_tps - fixed_ms) / per_token_ms
@@ -65,8 +94,9 @@ def _work(trace: Trace, times: StepTimeModel) -> tuple[float, float, int]:
             new = length - min(known, length - 1)
             known = length - new
             prompt_ms += times.device_ms(StepShape(0, 0, new, new * (known + length) // 2)) - fixed_ms
-            context = num_output * (2 * length + num_output) // 2
-            decode_ms += times.device_ms(StepShape(num_output, context, 0, 0)) - fixed_ms
+            # The first token comes with the prompt.
+            context = (num_output - 1) * (length + (num_output + 1) / 2)
+            decode_ms += times.device_ms(StepShape(num_output - 1, context, 0, 0)) - fixed_ms
             output += num_output
             previous = turn
     return prompt_ms, decode_ms, output

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agentic.bound import Bound, upper_bound
+from benchmarks.agentic.bound import Bound, bound_of_run, upper_bound
 from benchmarks.agentic.goodput_bars import bars
 from benchmarks.agentic.options import add_shape_options, shape_of
 from benchmarks.agentic.records import write_records
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         tunings = _tunings(options, sweep)
         points = [Point(t, load) for t in tunings for load in options.loads]
         results = list(run_points(sweep, points, options.processes, _print_progress))
-        bound = upper_bound(open_trace(options.trace, shape), StepTimeModel.load(options.step_model, "ours"), target)
+        bound = _bound(results, sweep)
         outcomes += _report(results, bound, target, options)
         document["targets"][str(target)] = {
             "bound": asdict(bound),
@@ -132,6 +132,15 @@ def _hand_tuned(sweep: SweepOptions, options: argparse.Namespace) -> list[Tuning
     kept = most_promising(results, sweep.target_tps, options.keep)
     print(f"run whole: {', '.join(tuning.name for tuning in kept)}", file=sys.stderr, flush=True)
     return kept
+
+
+def _bound(results: list[PointResult], sweep: SweepOptions) -> Bound:
+    """Return the bound for the traffic that was played where ours is best, or for the whole trace."""
+    times = StepTimeModel.load(sweep.step_model, "ours")
+    result = best(results, "ours", sweep.target_tps)
+    if result is None:
+        return upper_bound(open_trace(sweep.trace, sweep.shape), times, sweep.target_tps)
+    return bound_of_run(result.records, result.window, times, sweep.target_tps)
 
 
 def _print_progress(result: PointResult) -> None:

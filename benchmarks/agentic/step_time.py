@@ -27,11 +27,11 @@ class StepModelError(ValueError):
 class StepShape(NamedTuple):
     """What a step computes, as far as its time depends on it."""
 
-    num_decodes: int
-    context_tokens: int
+    num_decodes: float
+    context_tokens: float
     """KV tokens that the decodes read."""
-    prefill_tokens: int
-    prefill_pairs: int
+    prefill_tokens: float
+    prefill_pairs: float
 
 
 class _SchedulerCost(msgspec.Struct, forbid_unknown_fields=True):
