@@ -109,7 +109,7 @@ def test_without_a_kernel_the_groups_all_reduce_does_it() -> None:
 
 
 def test_a_group_that_nobody_registered_is_named(kernel: Counted) -> None:
-    with pytest.raises(ValueError, match="group 'other' is not registered, allowed: test"):
+    with pytest.raises(ValueError, match="group 'other' is not registered, allowed: .*test"):
         operation.all_reduce_add_norm(torch.randn(1, 16), None, None, EPSILON, 0.0, "other")
 
 
@@ -157,7 +157,7 @@ def test_shapes_that_the_kernel_does_not_take_are_named(shape: RowShape, ranks: 
     assert shape.refusal(ranks) == message
 
 
-@pytest.mark.parametrize(("hidden", "ranks", "rows"), [(4096, 2, 128), (8192, 4, 42), (8192, 8, 18), (16384, 8, 9)])
+@pytest.mark.parametrize(("hidden", "ranks", "rows"), [(4096, 2, 128), (7168, 2, 73), (8192, 4, 21), (8192, 8, 9), (16384, 8, 4)])
 def test_more_ranks_and_longer_rows_leave_fewer_of_them_to_one_call(hidden: int, ranks: int, rows: int) -> None:
     assert RowShape.fitting(hidden, torch.bfloat16, ranks).max_rows == rows
 
