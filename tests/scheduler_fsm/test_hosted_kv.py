@@ -187,6 +187,22 @@ def test_a_session_with_streaming_input_goes_on_with_its_blocks() -> None:
     assert run.cached["same"] == (len(answer.prompt) - 1) // 4 * 4, "its keys name the tokens of all turns"
 
 
+@pytest.mark.parametrize("prompt_tokens", [8, 9, 10, 11])
+def test_what_a_turn_sampled_last_is_in_no_key(prompt_tokens: int) -> None:
+    """It is dropped when the next input comes; with asynchronous scheduling its block may have been offered before."""
+    run = Timeline("flat", Knobs(num_blocks=40, runner="v2", pipeline_depth=2))
+    run.submit("talk", words(1, prompt_tokens), 5, extra={"resumable": True})
+    run.ticks(20)
+    run.update_session("talk", words(2, 9), 5)
+    run.ticks(20)
+    run.close_session("talk")
+    run.finish()
+    prompt = list(run.ledger.accounts["talk"].arrival.prompt)
+    run.submit("same", prompt, 3)
+    run.finish()
+    assert run.cached["same"] == (len(prompt) - 1) // 4 * 4
+
+
 def test_lives_of_blocks_reach_vllms_collector() -> None:
     knobs = Knobs(num_blocks=20, observability={"kv_cache_metrics": True, "kv_cache_metrics_sample": 1.0})
     run = Timeline("flat", knobs)
