@@ -157,7 +157,9 @@ def test_shapes_that_the_kernel_does_not_take_are_named(shape: RowShape, ranks: 
     assert shape.refusal(ranks) == message
 
 
-@pytest.mark.parametrize(("hidden", "ranks", "rows"), [(4096, 2, 128), (7168, 2, 73), (8192, 4, 21), (8192, 8, 9), (16384, 8, 4)])
+@pytest.mark.parametrize(
+    ("hidden", "ranks", "rows"), [(4096, 2, 128), (7168, 2, 73), (8192, 4, 21), (8192, 8, 9), (16384, 8, 4)]
+)
 def test_more_ranks_and_longer_rows_leave_fewer_of_them_to_one_call(hidden: int, ranks: int, rows: int) -> None:
     assert RowShape.fitting(hidden, torch.bfloat16, ranks).max_rows == rows
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,8 @@ MASTER = "127.0.0.1:51061"
 STORE = f"""
 from mooncake.store import MooncakeDistributedStore
 import time
-assert MooncakeDistributedStore().setup("127.0.0.1", "P2PHANDSHAKE", 512 << 20, 64 << 20, "tcp", "", "{MASTER}") == 0
+store = MooncakeDistributedStore()
+print("setup", store.setup("127.0.0.1", "P2PHANDSHAKE", 512 << 20, 64 << 20, "tcp", "", "{MASTER}"), flush=True)
 time.sleep(3600)
 """
 CLIENT = {
@@ -71,18 +73,29 @@ def store() -> Iterator[None]:
     spec = importlib.util.find_spec("mooncake")
     assert spec is not None, "install mooncake-transfer-engine-non-cuda first"
     folder = Path((spec.submodule_search_locations or [""])[0])
-    port = MASTER.rpartition(":")[2]
+    host, _, port = MASTER.rpartition(":")
     log = subprocess.DEVNULL
     master = subprocess.Popen([folder / "mooncake_master", f"--rpc_port={port}"], stdout=log, stderr=log)
-    time.sleep(3)
-    lender = subprocess.Popen([sys.executable, "-c", STORE], stdout=log, stderr=log)
-    time.sleep(5)
+    _wait_for_port(host, int(port))
+    lender = subprocess.Popen([sys.executable, "-c", STORE], stdout=subprocess.PIPE, stderr=log, text=True)
+    assert lender.stdout is not None
+    ready = next((line for line in lender.stdout if line.startswith("setup")), "nothing")
     try:
+        assert ready.strip() == "setup 0", f"the store's memory: {ready}"
         yield
     finally:
         for process in (lender, master):
             process.terminate()
             process.wait()
+
+
+def _wait_for_port(host: str, port: int, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"nobody listens at {host}:{port} after {seconds:.0f} s")
 
 
 def main() -> None:
