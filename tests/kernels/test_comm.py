@@ -109,7 +109,7 @@ def test_without_a_kernel_the_groups_all_reduce_does_it() -> None:
 
 
 def test_a_group_that_nobody_registered_is_named(kernel: Counted) -> None:
-    with pytest.raises(ValueError, match="group 'other' is not registered, allowed: .*test"):
+    with pytest.raises(ValueError, match=r"group 'other' is not registered, allowed: .*test"):
         operation.all_reduce_add_norm(torch.randn(1, 16), None, None, EPSILON, 0.0, "other")
 
 
