@@ -30,7 +30,8 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder, filter="data")
     (source,) = folder.iterdir()
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
-    options += ["--config-settings=cmake.build-type=Debug"]  # what is in the wheel counts here, not its speed
+    # What is in the wheel counts here, not its speed.
+    options += ["--config-settings=cmake.build-type=Debug", "--config-settings=cmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(source)], check=True)
     (built,) = folder.glob("*.whl")
     return built
