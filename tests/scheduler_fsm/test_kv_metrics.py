@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,6 +81,37 @@ def test_what_was_evicted_is_named_as_lost(either: str) -> None:
     # Of the four blocks all are gone; the last token is computed in any case.
     assert run.lost() == {"evicted": 12.0}
     assert run.value("evictions_total", kind="idle") == run.counters()["evictions_idle"] > 0
+
+
+def evict_superseded(run: Watched) -> None:
+    """A second answer to the same prompt leaves the first one's tail behind; the tail goes first."""
+    for number in range(2):
+        run.serve(f"turn{number}", words(1, 16) + words(2 + number, 16), extra={"session_id": "s"})
+    run.serve("other", words(9, 72))
+
+
+def evict_hinted(said: dict[str, Any], num_tokens: int) -> Callable[[Watched], None]:
+    def drive(run: Watched) -> None:
+        run.serve("hinted", words(1, 16), extra={"extra_args": said})
+        run.serve("other", words(9, num_tokens))
+
+    return drive
+
+
+KINDS: dict[str, Callable[[Watched], None]] = {
+    "superseded": evict_superseded,
+    "ended": evict_hinted({"kv_session_ends": 1}, 72),
+    "expected": evict_hinted({"kv_return_in_s": 3000}, 72),
+    "pinned": evict_hinted({"kv_pin_s": 600}, 72),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_eviction_is_counted_by_its_name(kind: str) -> None:
+    run = Watched(Knobs(groups=(Group(4),), num_blocks=20, budget_tokens=64, max_model_len=128))
+    assert run.value("evictions_total", kind=kind) == 0
+    KINDS[kind](run)
+    assert run.value("evictions_total", kind=kind) == run.counters()[f"evictions_{kind}"] > 0
 
 
 def test_what_a_match_had_to_leave_is_named_as_granularity(either: str) -> None:
