@@ -7,6 +7,7 @@ nobody wrote from a reduce-scatter when it has not found NCCL (0.33 on GPUs), an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -32,7 +33,7 @@ def check_collectives(communicator: Communicator, group: Any, plans: Iterable[Mo
     """
     used = {move.kind for plan in plans for section in plan.sections for move in section.collectives}
     for kind in sorted(used & _CHECKS.keys(), key=lambda kind: kind.value):
-        problem = settle(group.cpu_group, _problem(lambda kind=kind: _CHECKS[kind](communicator, group, dtype)))
+        problem = settle(group.cpu_group, _problem(partial(_CHECKS[kind], communicator, group, dtype)))
         if problem is not None:
             message = (
                 f"placement: {kind.value} over {group.world_size} ranks does not work here ({problem}). Often vLLM has not "
