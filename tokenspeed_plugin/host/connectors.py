@@ -32,7 +32,7 @@ _INTERFACE = "not run here; it needs only what the connector interface says"
 CONNECTORS: tuple[Connector, ...] = (
     Connector("ExampleConnector", ""),
     Connector("OffloadingConnector", ""),
-    Connector("MooncakeStoreConnector", "run by hand on CPU, with a Mooncake master and store (0.3.13) over loopback: see Mooncake by hand. CI does not have its library"),
+    Connector("MooncakeStoreConnector", "run by hand on CPU with a real master and store (0.3.13): see Mooncake by hand; CI lacks its library"),
     Connector("MultiConnector", "as far as each of its connectors is supported; it passes every call on"),
     Connector("DecodeBenchConnector", _INTERFACE),
     Connector("MooncakeConnector", _INTERFACE),
