@@ -6,8 +6,8 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
+from tokenspeed_plugin.entry_points.report_logger import LABELS, ReportLogger, ReportMetrics
 from tokenspeed_plugin.host.kv_metrics import take_payload
-from tokenspeed_plugin.host.names import AggregateStatLoggerBase
 from tokenspeed_plugin.host.pace_metrics import (
     CHUNK_TOKENS,
     COUNTS,
@@ -19,7 +19,6 @@ from tokenspeed_plugin.host.pace_metrics import (
     class_entry,
 )
 
-_LABELS = ["model_name", "engine"]
 _HELP = {
     "limited_steps": "Steps in which prompts got less than they could take, for the rate per user.",
     "held_admissions": "Plans in which the next request was held back, for the rate per user.",
@@ -35,49 +34,37 @@ _CLASS_METRICS = {
 }
 
 
-class PaceStatLogger(AggregateStatLoggerBase):
+class PaceStatLogger(ReportLogger):
     """Adds up what the schedulers of all engines report. Shows nothing while nobody has a rate."""
 
-    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:  # noqa: ARG002
-        self._model_name: str = vllm_config.model_config.served_model_name
-        self._metrics: _Metrics | None = None
+    def make_metrics(self, model_name: str, engines: list[int]) -> ReportMetrics:  # noqa: ARG002
+        """Registers the metrics."""
+        return _Metrics(model_name)
 
-    def log_engine_initialized(self) -> None:
-        """Registers the metrics. Not earlier: vLLM's own logger, built after this one, removes all that are named like its own."""
-        self._metrics = _Metrics()
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,  # noqa: ARG002
-        mm_cache_stats: Any = None,  # noqa: ARG002
-        engine_idx: int = 0,
-    ) -> None:
-        """Takes our part out of a report."""
-        if scheduler_stats is None or not scheduler_stats.num_kv_fetch_reqs_by_stage:
-            return
-        values = take_payload(scheduler_stats, PREFIX)
-        if values and self._metrics is not None:
-            self._metrics.observe(values, self._model_name, str(engine_idx))
+    def take(self, scheduler_stats: Any) -> dict[str, int]:
+        """Takes the part about rates."""
+        return take_payload(scheduler_stats, PREFIX)
 
 
 class _Metrics:
-    def __init__(self) -> None:
-        self._counts = {name: Counter(f"vllm:tokenspeed_pace_{name}", _HELP[name], _LABELS) for name in COUNTS}
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._counts = {name: Counter(f"vllm:tokenspeed_pace_{name}", _HELP[name], LABELS) for name in COUNTS}
         self._classes = {
-            what: Counter(f"vllm:tokenspeed_pace_{name}", text, [*_LABELS, "decodes", "prompt_tokens"])
+            what: Counter(f"vllm:tokenspeed_pace_{name}", text, [*LABELS, "decodes", "prompt_tokens"])
             for what, (name, text) in _CLASS_METRICS.items()
         }
         self._gauges = {
-            name: Gauge(f"vllm:tokenspeed_pace_{name}", text, _LABELS, multiprocess_mode="mostrecent")
+            name: Gauge(f"vllm:tokenspeed_pace_{name}", text, LABELS, multiprocess_mode="mostrecent")
             for name, text in (
                 (CHUNK_TOKENS, "Prompt tokens that the last step with waiting prompts allowed."),
                 (USERS_BELOW, "Running users whose next token is overdue."),
             )
         }
 
-    def observe(self, values: dict[str, int], *labels: str) -> None:
+    def observe(self, values: dict[str, int], engine: int) -> None:
         """Adds up one report (`scheduler_fsm/pace_report.py`)."""
+        labels = self._model_name, str(engine)
         for name, counter in self._counts.items():
             counter.labels(*labels).inc(values[name])
         for name, gauge in self._gauges.items():

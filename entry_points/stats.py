@@ -5,41 +5,18 @@ vLLM's group of stat-logger plugins is not used: a plugin in it turns statistics
 and whichever scheduler runs. The logger is added to the managers of engines with this scheduler instead (`host/patches.py`).
 """
 
-from typing import Any
-
 from prometheus_client import Counter, Gauge
 
-from tokenspeed_plugin.host.kv_metrics import BLOCK_STATES, EVICTION_KINDS, LOSS_REASONS, take_payload
-from tokenspeed_plugin.host.names import AggregateStatLoggerBase
-
-_LABELS = ["model_name", "engine"]
+from tokenspeed_plugin.entry_points.report_logger import LABELS, ReportLogger, ReportMetrics
+from tokenspeed_plugin.host.kv_metrics import BLOCK_STATES, EVICTION_KINDS, LOSS_REASONS
 
 
-class KvCacheStatLogger(AggregateStatLoggerBase):
+class KvCacheStatLogger(ReportLogger):
     """Adds up what the schedulers of all engines report."""
 
-    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-        self._model_name: str = vllm_config.model_config.served_model_name
-        self._engines = engine_indexes
-        self._metrics: _Metrics | None = None
-
-    def log_engine_initialized(self) -> None:
-        """Registers the metrics. Not earlier: vLLM's own logger, built after this one, removes all that are named like its own."""
-        self._metrics = _Metrics(self._model_name, self._engines)
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,  # noqa: ARG002
-        mm_cache_stats: Any = None,  # noqa: ARG002
-        engine_idx: int = 0,
-    ) -> None:
-        """Takes our part out of a report."""
-        if scheduler_stats is None or not scheduler_stats.num_kv_fetch_reqs_by_stage:
-            return
-        values = take_payload(scheduler_stats)
-        if values and self._metrics is not None:
-            self._metrics.observe(values, engine_idx)
+    def make_metrics(self, model_name: str, engines: list[int]) -> ReportMetrics:
+        """Registers the metrics and shows zeros."""
+        return _Metrics(model_name, engines)
 
 
 class _Metrics:
@@ -47,31 +24,31 @@ class _Metrics:
         self._lost = Counter(
             "vllm:tokenspeed_kv_lost_hit_tokens",
             "Prompt tokens computed again though they had been computed before, by reason.",
-            [*_LABELS, "reason"],
+            [*LABELS, "reason"],
         )
         self._evictions = Counter(
             "vllm:tokenspeed_kv_evictions",
             "Cached KV blocks given up, by what they were thought to be worth.",
-            [*_LABELS, "kind"],
+            [*LABELS, "kind"],
         )
         self._copies = Counter(
-            "vllm:tokenspeed_kv_block_copies", "KV blocks copied because a prefix ended inside them.", _LABELS
+            "vllm:tokenspeed_kv_block_copies", "KV blocks copied because a prefix ended inside them.", LABELS
         )
         self._skipped_states = Counter(
             "vllm:tokenspeed_kv_skipped_states",
             "States at the end of a shared prefix that were not kept, for lack of a block.",
-            _LABELS,
+            LABELS,
         )
         self._blocks = Gauge(
             "vllm:tokenspeed_kv_blocks",
             "KV blocks by state.",
-            [*_LABELS, "state"],
+            [*LABELS, "state"],
             multiprocess_mode="mostrecent",
         )
         self._fragmentation = Gauge(
             "vllm:tokenspeed_kv_fragmentation_perc",
             "Share of the KV blocks in use that holds no token yet. 1 means 100 percent.",
-            _LABELS,
+            LABELS,
             multiprocess_mode="mostrecent",
         )
         self._model_name = model_name

@@ -61,7 +61,7 @@ def _after_reduction(graph: ModelGraph, plan: SectionPlan, index: int, *, opens_
     """
     reduction = plan.steps[index]
     readers = _readers(plan, reduction.target)
-    if not readers or reduction.target == plan.exit_buffer or len(_readers(plan, _source(reduction))) > 1:
+    if not readers or reduction.target == plan.exit_buffer or len(_readers(plan, reduction.reads[0])) > 1:
         return None
     chain = [index]
     kind = _step_kind(graph, plan, readers[0])
@@ -88,15 +88,7 @@ def _after_reduction(graph: ModelGraph, plan: SectionPlan, index: int, *, opens_
 
 def _readers(plan: SectionPlan, buffer: str) -> list[int]:
     """Steps that read a buffer, in order; one that reads it twice appears twice."""
-    return [i for i, step in enumerate(plan.steps) for read in _reads(step) if read == buffer]
-
-
-def _reads(step: Move | Compute) -> tuple[str, ...]:
-    return (step.source,) if isinstance(step, Move) else step.reads
-
-
-def _source(step: Move | Compute) -> str:
-    return _reads(step)[0]
+    return [i for i, step in enumerate(plan.steps) for read in step.reads if read == buffer]
 
 
 def _step_kind(graph: ModelGraph, plan: SectionPlan, index: int) -> ModuleKind | None:

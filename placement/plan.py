@@ -59,6 +59,11 @@ class Move:
     wire_bytes: float | None = None
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Its one buffer, as :class:`Compute` names its own."""
+        return (self.source,)
+
+    @property
     def is_collective(self) -> bool:
         """Whether devices exchange data."""
         return self.kind.is_collective

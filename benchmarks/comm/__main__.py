@@ -22,9 +22,8 @@ from torch import multiprocessing
 
 from benchmarks.comm.bars import FLOOR, IMPLEMENTATIONS, OURS, comm_bars
 from benchmarks.comm.worker import Options, run
+from benchmarks.gpu.engine import MULTICAST_OFF
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
-
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -43,7 +42,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def gather(options: Options) -> list[dict[str, Any]]:
     """What each rank found."""
-    os.environ.update(NO_MULTICAST)
+    os.environ.update(MULTICAST_OFF)
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(run, (options, folder), nprocs=options.ranks)
         return [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(options.ranks)]

@@ -13,6 +13,7 @@ from torch import distributed
 from benchmarks.comm.bars import FLOOR, NCCL, OURS, PLAIN, VLLM
 from benchmarks.comm.checks import EPSILON, Inputs
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
+from tokenspeed_plugin.kernels.graph_timing import replay_us
 
 GRAPH_CALLS = 32
 REPLAYS = 21
@@ -76,15 +77,10 @@ def time_us(step: Step, inputs: Inputs, rows: int, stock: Stock | None) -> float
     with around, torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(GRAPH_CALLS):
             step(*operands)
-    return median(_replay_us(graph) / GRAPH_CALLS for _ in range(REPLAYS))
+    return median(_replay_together_us(graph) / GRAPH_CALLS for _ in range(REPLAYS))
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+def _replay_together_us(graph: torch.cuda.CUDAGraph) -> float:
     distributed.barrier()
     torch.cuda.synchronize()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    return replay_us(graph)

@@ -10,6 +10,13 @@ from typing import Any
 from benchmarks.control.systems import SCHEDULER_CLASSES
 
 SYSTEMS = ("stock", "ours")
+MULTICAST_OFF = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
+}
+"""NVLink multicast stays off: one H200 driver hangs in it. FlashInfer's ``mnnvl``, vLLM's first choice, needs it."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.comparison import compare_tokens
-from benchmarks.gpu.engine import EngineOptions
+from benchmarks.gpu.engine import MULTICAST_OFF, EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
 from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, UNFUSED, peer_of
 
@@ -200,19 +200,10 @@ def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """NVLink multicast stays off: one H200 driver hangs in it. FlashInfer's ``mnnvl``, vLLM's first choice, needs it.
-
-    vLLM gets the NCCL of torch: without one its reduce-scatter does nothing, and says nothing.
-    """
-    settings = {
-        "NCCL_NVLS_ENABLE": "0",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "NVSHMEM_DISABLE_NVLS": "1",
-        "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
-    }
+    """No multicast, and the NCCL of torch for vLLM: without one its reduce-scatter does nothing, and says nothing."""
     nccl = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") and device == "cuda" else None
     libraries = (
         [Path(place, "lib", "libnccl.so.2") for place in (nccl.submodule_search_locations or ())] if nccl else []
     )
     found = next((str(library) for library in libraries if library.exists()), None)
-    return settings | ({"VLLM_NCCL_SO_PATH": found} if found else {})
+    return MULTICAST_OFF | ({"VLLM_NCCL_SO_PATH": found} if found else {})

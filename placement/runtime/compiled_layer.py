@@ -140,9 +140,7 @@ def _slots(plan: SectionPlan, steps: list[Move | Compute], sums: Mapping[int, Su
 
 
 def _reads(step: Move | Compute, sum_: Sum | None = None) -> tuple[str, ...]:
-    if sum_ is not None:
-        return sum_.reads
-    return (step.source,) if isinstance(step, Move) else step.reads
+    return (sum_ or step).reads
 
 
 def _writes(step: Move | Compute, sum_: Sum | None) -> tuple[str, ...]:

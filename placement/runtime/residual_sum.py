@@ -107,7 +107,7 @@ def sums_before_norms(
     kept = [s for s in steps if not (s.target in gone or (_is_add(s, modules) and s.target in taken))]
     sums: dict[int, Sum] = {}
     for target, sum_ in taken.items():
-        reader = next(i for i, step in enumerate(kept) if target in _reads(step))
+        reader = next(i for i, step in enumerate(kept) if target in step.reads)
         sums[reader] = sum_
     return kept, sums
 
@@ -142,10 +142,10 @@ def _operands(
     add: Move | Compute, reductions: Mapping[str, Move]
 ) -> tuple[tuple[str, ...], str, tuple[int, ...] | None]:
     """Reads, target and axes of a sum; the operand that is still Partial comes last."""
-    reads = sorted(_reads(add), key=lambda name: name in reductions)
+    reads = sorted(add.reads, key=lambda name: name in reductions)
     move = reductions.get(reads[-1])
     if move is None:
-        return _reads(add), add.target, None
+        return add.reads, add.target, None
     return (*reads[:-1], move.source), add.target, move.atoms
 
 
@@ -157,7 +157,7 @@ def leaves_open(plan: SectionPlan, modules: Mapping[str, Any]) -> bool:
 
 def takes_open(plan: SectionPlan, modules: Mapping[str, Any]) -> bool:
     """Whether the first thing that reads the stream is a norm that can add."""
-    first = next((step for step in plan.steps if plan.entry_buffer in _reads(step)), None)
+    first = next((step for step in plan.steps if plan.entry_buffer in step.reads), None)
     return isinstance(first, Compute) and isinstance(modules.get(first.module), AddNorm)
 
 
@@ -165,22 +165,18 @@ def _can_take(steps: Sequence[Move | Compute], index: int, modules: Mapping[str,
     """Whether a norm reads the sum first, and nothing else reads the operands, which it may overwrite."""
     added = steps[index]
     behind = steps[index + 1 :]
-    reader = next((step for step in behind if added.target in _reads(step)), None)
-    operands = set(_reads(added))
-    used_again = result in operands or any(operands & set(_reads(step)) for step in behind)
+    reader = next((step for step in behind if added.target in step.reads), None)
+    operands = set(added.reads)
+    used_again = result in operands or any(operands & set(step.reads) for step in behind)
     takes = isinstance(reader, Compute) and isinstance(modules.get(reader.module), AddNorm)
     return takes and not used_again and len(operands) == 2
 
 
 def _is_operand(steps: Sequence[Move | Compute], buffer: str, modules: Mapping[str, Any]) -> bool:
     """Whether the first reader of a buffer is an addition, or comes in the next section."""
-    reader = next((step for step in steps if buffer in _reads(step)), None)
+    reader = next((step for step in steps if buffer in step.reads), None)
     return reader is None or _is_add(reader, modules)
 
 
 def _is_add(step: Move | Compute, modules: Mapping[str, Any]) -> bool:
     return isinstance(step, Compute) and isinstance(modules.get(step.module), ResidualAdd)
-
-
-def _reads(step: Move | Compute) -> tuple[str, ...]:
-    return (step.source,) if isinstance(step, Move) else step.reads

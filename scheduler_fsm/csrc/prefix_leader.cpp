@@ -7,9 +7,10 @@
 namespace tokenspeed::scheduler_fsm {
 namespace {
 
-/// Leading keys that two prompts have in common, of which `begin` are known to be. A key names its whole prefix, so the
-/// first difference is found by halving.
-std::size_t num_common_keys(std::span<const kv_flat::Digest> a, std::span<const kv_flat::Digest> b, std::size_t begin) {
+/// Leading keys that two prompts have in common. A key names its whole prefix, so the first difference is found by
+/// halving.
+std::size_t num_common_keys(std::span<const kv_flat::Digest> a, std::span<const kv_flat::Digest> b) {
+    std::size_t begin = 0;
     std::size_t end = std::min(a.size(), b.size());
     while (begin < end) {
         const std::size_t middle = begin + (end - begin) / 2;
@@ -48,7 +49,7 @@ bool PrefixLeaders::follow(Request& request, std::uint32_t num_cached_tokens) {
         if (request.order < other->order) break;
         if (other->num_computed_tokens >= (next + 1) * key_tokens)
             continue;  // it has, and that block is no longer there
-        const std::size_t common = num_common_keys(keys, other->chain.keys(), 0);
+        const std::size_t common = num_common_keys(keys, other->chain.keys());
         if (common <= next) continue;
         request.leader = other->handle;
         request.shared_tokens = static_cast<std::uint32_t>(common) * key_tokens;

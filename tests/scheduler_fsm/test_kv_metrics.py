@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from exact.timeline import Timeline
+from exact.watched import WatchedTimeline
 from exact.workload import words
-from prometheus_client import REGISTRY
 from scheduler_knobs import Group, Knobs
 from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
@@ -22,27 +21,13 @@ pytestmark = pytest.mark.host_matrix
 REASONS = ("evicted", "granularity", "missing_state", "isolation")
 
 
-class Watched(Timeline):
+class Watched(WatchedTimeline):
     """Every report goes through the manager that vLLM's engines have."""
 
+    prefix = "vllm:tokenspeed_kv_"
+
     def __init__(self, knobs: Knobs, scheduler: str = "tokenspeed") -> None:
-        super().__init__(scheduler, knobs)
-        self.config = self.harness.vllm_config
-        loggers = [] if scheduler == "vllm" else [KvCacheStatLogger]
-        self.manager = StatLoggerManager(self.config, [0], loggers, enable_default_loggers=True)
-        self.manager.log_engine_initialized()
-        self.left_over: list[dict[str, int]] = []
-
-    def _note_outputs(self, outputs: Any) -> Any:
-        for batch in outputs.values():
-            if batch.scheduler_stats is not None:
-                self.manager.record(batch.scheduler_stats, None)
-                self.left_over.append(dict(batch.scheduler_stats.num_kv_fetch_reqs_by_stage))
-        return super()._note_outputs(outputs)
-
-    def value(self, name: str, **labels: str) -> float | None:
-        labels = {"model_name": self.config.model_config.served_model_name, "engine": "0", **labels}
-        return REGISTRY.get_sample_value(f"vllm:tokenspeed_kv_{name}", labels)
+        super().__init__(scheduler, knobs, [] if scheduler == "vllm" else [KvCacheStatLogger])
 
     def counters(self) -> dict[str, int]:
         scheduler = self.scheduler

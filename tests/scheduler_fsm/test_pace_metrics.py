@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from exact.timeline import Timeline
+from exact.watched import WatchedTimeline
 from exact.workload import words
-from prometheus_client import REGISTRY
 from scheduler_knobs import Knobs
-from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tokenspeed_plugin.entry_points.pace_stats import PaceStatLogger
@@ -24,36 +22,22 @@ pytestmark = pytest.mark.host_matrix
 ROOM = Knobs(num_blocks=2000, budget_tokens=256, max_num_seqs=64, max_model_len=1000)
 
 
-class Watched(Timeline):
+class Watched(WatchedTimeline):
     """Every report goes through the manager that vLLM's engines have. A step takes 2 ms and 0.5 ms for every token."""
+
+    prefix = "vllm:tokenspeed_pace_"
 
     def __init__(self, **settings: Any) -> None:
         knobs = replace(ROOM, additional_config={"tokenspeed": {"kv_eviction": "lru", **settings}})
-        super().__init__("tokenspeed", knobs)
+        super().__init__("tokenspeed", knobs, [KvCacheStatLogger, PaceStatLogger])
         self.ledger.may_fail = True
         self.now_s, self.factor = 0.0, 1.0
         self.harness.scheduler.use_clock(lambda: self.now_s)
-        self.config = self.harness.vllm_config
-        loggers = [KvCacheStatLogger, PaceStatLogger]
-        self.manager = StatLoggerManager(self.config, [0], loggers, enable_default_loggers=True)
-        self.manager.log_engine_initialized()
-        self.left_over: list[dict[str, int]] = []
 
     def _note_plan(self, plan: Any) -> Any:
         counts = plan.num_scheduled_tokens.values()
         self.now_s += self.factor * (2 + 0.5 * sum(counts)) / 1e3
         return super()._note_plan(plan)
-
-    def _note_outputs(self, outputs: Any) -> Any:
-        for batch in outputs.values():
-            if batch.scheduler_stats is not None:
-                self.manager.record(batch.scheduler_stats, None)
-                self.left_over.append(dict(batch.scheduler_stats.num_kv_fetch_reqs_by_stage))
-        return super()._note_outputs(outputs)
-
-    def value(self, name: str, **labels: str) -> float | None:
-        labels = {"model_name": self.config.model_config.served_model_name, "engine": "0", **labels}
-        return REGISTRY.get_sample_value(f"vllm:tokenspeed_pace_{name}", labels)
 
     def users(self, count: int, max_tokens: int = 200, **extra: Any) -> None:
         for _ in range(count):

@@ -21,7 +21,6 @@ constexpr double kShedShare = 1.05;
 constexpr double kReachedShare = 1.25;
 constexpr double kForgetLeast = 1.001;
 constexpr std::uint32_t kShedPlans = 8;
-constexpr std::uint64_t kFewSteps = 16;  // measured before anybody is retracted by them
 // Prompts that got nothing in so many plans get a small chunk, whatever it costs: nothing starves.
 constexpr std::uint32_t kHungryPlans = 8;
 constexpr double kHungryShare = 0.25;
@@ -82,7 +81,7 @@ bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcep
 }
 
 bool PaceControl::must_shed(const StepWork& decodes, double period_s) noexcept {
-    const bool is_over = model_.num_steps() >= kFewSteps && model_.predict_ms(decodes) > kShedShare * period_s * 1e3;
+    const bool is_over = has_seen_steps() && model_.predict_ms(decodes) > kShedShare * period_s * 1e3;
     num_overloaded_plans_ = is_over ? num_overloaded_plans_ + 1 : 0;
     if (num_overloaded_plans_ < kShedPlans) return false;
     num_overloaded_plans_ = 0;

@@ -49,6 +49,8 @@ class PaceControl {
     /// own switches the control on.
     [[nodiscard]] double period_for(double target_tps) noexcept;
     [[nodiscard]] const StepTimeModel& model() const noexcept { return model_; }
+    /// False while so few steps were measured that nobody is retracted or refused by the model.
+    [[nodiscard]] bool has_seen_steps() const noexcept { return model_.num_steps() >= kFewSteps; }
     void set_chunk_budget(ChunkBudget budget) { chunk_budget_ = std::move(budget); }
 
     void note_planned(std::uint64_t step, double now_s, const StepWork& work);
@@ -81,6 +83,8 @@ class PaceControl {
     StepTally tally;
 
   private:
+    static constexpr std::uint64_t kFewSteps = 16;
+
     struct InFlight {
         std::uint64_t step;
         double begin_s;

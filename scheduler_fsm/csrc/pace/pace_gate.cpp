@@ -9,8 +9,6 @@ namespace {
 
 // What a user lost beyond this many tokens' time is lost: catching up with it would hold prompts back for too long.
 constexpr double kMostLagPeriods = 4;
-// Nobody is refused by a model that has hardly seen a step.
-constexpr std::uint64_t kFewSteps = 16;
 
 void add_decode(StepWork& work, double num_tokens, double context) noexcept {
     work.decode_tokens += num_tokens;
@@ -133,7 +131,7 @@ bool PaceGate::refuses(const Request& request) {
     PaceControl& pace = step_.engine.pace;
     // One that ran before has been promised its answer.
     if (pace.overload() != Overload::kRefuse || request.incarnation > 0) return false;
-    if (pace.model().num_steps() < kFewSteps) return false;
+    if (!pace.has_seen_steps()) return false;
     ++pace.report.num_refused_requests;
     return true;
 }
