@@ -4,7 +4,7 @@
 ``python -m benchmarks.comm [--ranks 2] [--hidden H ...] [--rows R ...] [--json FILE] [--check]``. One process for each GPU.
 First results are checked, bit by bit where the arithmetic defines them: every shape, back-to-back calls with changing row counts
 and random delays, CUDA graphs replayed with changing inputs. Then each implementation is timed in a CUDA graph of 32 calls: ours,
-vLLM's custom all-reduce with its fused norm where vLLM can be imported, NCCL with our norm, and our norm alone as the floor.
+FlashInfer's fused kernel (without multicast), vLLM's custom all-reduce with its fused norm, NCCL with our norm, and our norm alone as the floor.
 ``--quick`` runs the same checks on two CPU processes with the reference, to test the benchmark itself.
 """
 

@@ -11,9 +11,10 @@ from benchmarks.report import Bar, MissingFigureError
 OURS = "ours"
 PLAIN = "ours, plain launch"
 VLLM = "vLLM custom all-reduce + norm"
+FLASHINFER = "FlashInfer fused"
 NCCL = "NCCL + our norm"
 FLOOR = "our norm alone"
-IMPLEMENTATIONS = (OURS, PLAIN, VLLM, NCCL, FLOOR)
+IMPLEMENTATIONS = (OURS, PLAIN, FLASHINFER, VLLM, NCCL, FLOOR)
 SMALL_ROWS = 16
 """Decode batches in which communication is all latency."""
 
@@ -33,7 +34,7 @@ def _speedup(found: dict[str, Any]) -> float:
     ratios = []
     for cell in found["times"]:
         times = cell["times_us"]
-        peers = [times[name] for name in (VLLM, NCCL) if name in times]
+        peers = [times[name] for name in (FLASHINFER, VLLM, NCCL) if name in times]
         if cell["rows"] <= SMALL_ROWS and OURS in times and peers:
             ratios.append(min(peers) / times[OURS])
     if not ratios:

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from statistics import median
 
 import torch
 from torch import distributed
 
-from benchmarks.comm.bars import FLOOR, NCCL, OURS, PLAIN, VLLM
+from benchmarks.comm.bars import FLASHINFER, FLOOR, NCCL, OURS, PLAIN, VLLM
 from benchmarks.comm.checks import EPSILON, Inputs
+from benchmarks.comm.peers import FlashInferFused, Stock
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
 from tokenspeed_plugin.kernels.graph_timing import replay_us
 
@@ -22,35 +23,9 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """`step(branch, residual, weight)`."""
 
 
-class Stock:
-    """vLLM's custom all-reduce and its fused norm, called as its engine calls them.
-
-    Raises:
-        RuntimeError: vLLM is not there, or its custom all-reduce does not work here; the message says why.
-    """
-
-    def __init__(self, group: distributed.ProcessGroup, device: torch.device) -> None:
-        try:
-            from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
-        except Exception as error:
-            raise RuntimeError(f"vLLM: {error}") from error
-        self._reducer = CustomAllreduce(group, device)
-        if self._reducer.disabled:
-            raise RuntimeError("vLLM switched its custom all-reduce off here; its log says why")
-
-    def capture(self) -> AbstractContextManager[object]:
-        """What has to surround a capture."""
-        context: AbstractContextManager[object] = self._reducer.capture()
-        return context
-
-    def __call__(self, branch: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> object:
-        """One call; the residual is overwritten."""
-        reduced = self._reducer.custom_all_reduce(branch)
-        torch.ops._C.fused_add_rms_norm(reduced, residual, weight, EPSILON)
-        return reduced
-
-
-def steps(kernel: AllReduceAddNorm, plain: AllReduceAddNorm, stock: Stock | None) -> dict[str, Step]:
+def steps(
+    kernel: AllReduceAddNorm, plain: AllReduceAddNorm, stock: Stock | None, flashinfer: FlashInferFused | None
+) -> dict[str, Step]:
     """Implementations by name."""
     found: dict[str, Step] = {
         OURS: lambda x, r, w: kernel(x, r, w, EPSILON),
@@ -59,6 +34,8 @@ def steps(kernel: AllReduceAddNorm, plain: AllReduceAddNorm, stock: Stock | None
     }
     if stock is not None:
         found[VLLM] = stock
+    if flashinfer is not None:
+        found[FLASHINFER] = flashinfer
     found[NCCL] = lambda x, r, w: (distributed.all_reduce(x), kernel.add_norm(x, r, w, EPSILON))
     return found
 

@@ -4,23 +4,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 from benchmarks.comm import checks, timing
-from benchmarks.comm.bars import OURS, VLLM
+from benchmarks.comm.bars import FLASHINFER, OURS, VLLM
+from benchmarks.comm.peers import FlashInferFused, Stock
 from tokenspeed_plugin.kernels.comm import operation
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, connect
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, settle
 
 GROUP_TIMEOUT = timedelta(seconds=300)
 GROUP = "benchmark"
+Peer = TypeVar("Peer")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def on_gpus(rank: int, options: Options, device: torch.device, control: distribu
     """All checks and times; a kernel that cannot be had is reported with its reason."""
     name = torch.cuda.get_device_name(device)
     found: dict[str, Any] = {"device": name, "way": "none", "checks": {}, "times": [], "absent": {}}
-    stock = _stock(found["absent"], device, control)
+    stock = _peer(found["absent"], VLLM, lambda: Stock(control, device), control)
     for hidden in options.hidden:
         for dtype in (torch.bfloat16, torch.float16):
             shape = RowShape.fitting(hidden, dtype, options.ranks)
@@ -128,16 +131,19 @@ def _check(
     distributed.barrier(control)
 
 
-def _stock(absent: dict[str, str], device: torch.device, control: distributed.ProcessGroup) -> timing.Stock | None:
-    stock, problem = None, None
+def _peer(
+    absent: dict[str, str], name: str, make: Callable[[], Peer], control: distributed.ProcessGroup
+) -> Peer | None:
+    """The peer, or None on all ranks when one of them could not make it; `absent` gets the reason."""
+    peer, problem = None, None
     try:
-        stock = timing.Stock(control, device)
-    except Exception as error:  # whatever vLLM raises, ours is measured
+        peer = make()
+    except Exception as error:  # whatever a peer raises, ours is measured
         problem = str(error)
     if (failed := settle(control, problem)) is not None:
-        absent[VLLM] = failed
+        absent[name] = failed
         return None
-    return stock
+    return peer
 
 
 def _times(
@@ -145,7 +151,7 @@ def _times(
     kernel: AllReduceAddNorm,
     rank: int,
     options: Options,
-    stock: timing.Stock | None,
+    stock: Stock | None,
     control: distributed.ProcessGroup,
 ) -> list[dict[str, Any]]:
     """Times of all implementations; ours come first, and each is printed when it is there."""
@@ -155,7 +161,8 @@ def _times(
         return []
     inputs = checks.Inputs.random(9, rank, options.ranks, max(rows), shape.hidden, shape.dtype, kernel.device)
     cells: list[dict[str, Any]] = [{"hidden": shape.hidden, "rows": count, "times_us": {}} for count in rows]
-    for name, step in timing.steps(kernel, kernel.with_plain_launch(), stock).items():
+    flashinfer = _peer(absent, FLASHINFER, lambda: FlashInferFused(control, shape), control)
+    for name, step in timing.steps(kernel, kernel.with_plain_launch(), stock, flashinfer).items():
         for cell in cells:
             if name in absent:
                 break
@@ -169,6 +176,10 @@ def _times(
                 cell["times_us"].pop(name, None)
             elif rank == 0:
                 print(f"{name}: {shape.hidden} x {cell['rows']}: {cell['times_us'][name]:.2f} us", flush=True)
+    if flashinfer is not None:
+        torch.cuda.synchronize()
+        distributed.barrier(control)
+        flashinfer.close()
     return cells
 
 
