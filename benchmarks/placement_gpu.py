@@ -99,8 +99,10 @@ def _print(figures: dict[str, Any]) -> None:
             moved = found.get("collectives", {}).get("decode", [])
             counted = ", ".join(f"{times} {kind} of {size} B" for kind, size, times in moved)
             prefill = f"{found['prefill_ms']:.1f}" if "prefill_ms" in found else found.get("error", "-")
-            rows.append((f"{model}: {system}", decode or "-", prefill, counted or "-"))
-    print_table("Step times", ("system", "decode ms by batch", "prefill ms", "collectives of a decode step"), rows)
+            device = ", ".join(f"{batch}: {ms:.2f}" for batch, ms in found.get("decode_gpu_ms", {}).items())
+            rows.append((f"{model}: {system}", decode or "-", device or "-", prefill, counted or "-"))
+    columns = ("system", "decode ms by batch", "of these on the GPU", "prefill ms", "collectives of a decode step")
+    print_table("Step times", columns, rows)
 
 
 if __name__ == "__main__":

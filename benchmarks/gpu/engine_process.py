@@ -44,7 +44,7 @@ def main() -> None:
     from benchmarks.agentic.engine_replay import sessions
     from benchmarks.agentic.step_shapes import returning_turns, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
-    from benchmarks.placed.measurements import collectives, links
+    from benchmarks.placed.measurements import collectives, graph_times, links
 
     more = {
         "sessions": sessions,
@@ -52,6 +52,7 @@ def main() -> None:
         "returning_turns": returning_turns,
         "collectives": collectives,
         "links": links,
+        "graph_times": graph_times,
     }
     commands = {**COMMANDS, **more}
     for line in sys.stdin:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from benchmarks.gpu.measurements import serve_batch
@@ -33,3 +34,21 @@ def links(llm: Any, request: dict[str, Any]) -> dict[str, list[tuple[float, floa
     samples: dict[str, list[tuple[float, float]]]
     samples = llm.collective_rpc("time_collectives", args=(tuple(request["sizes_bytes"]),))[0]
     return samples
+
+
+def graph_times(llm: Any, request: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds of the device for the model of one decode step, by batch size: the median over the steps.
+
+    A rank that starts early waits for the others in its first collective, so of each step the rank counts that took least.
+    """
+    llm.collective_rpc("start_timing_graphs")
+    found = {}
+    for batch in request["batches"]:
+        prompts = batch_of_prompts(_ROUND + 1, batch, request["prompt_tokens"])
+        serve_batch(llm, prompts, request["output_tokens"], f"graphs{batch}")
+        by_rank = llm.collective_rpc("take_graph_times_ms")
+        steps = [min(step) for step in zip(*by_rank, strict=True)]
+        if not steps:
+            raise RuntimeError(f"no CUDA graph was replayed at batch {batch}")
+        found[str(batch)] = statistics.median(steps)
+    return found

@@ -86,6 +86,8 @@ class ModelRun:
             if self._options.ranks > 1:
                 self._ask(figures, {name: timed[name] for name in ("stock",) if name in timed}, self._links)
             self._times(figures, timed)
+            if not self._options.quick:
+                self._ask(figures, timed, self._graph_times)
         _compare_all(figures)
         for name, reason in failures.items():
             figures[name.removesuffix(EAGER)].setdefault("error", reason)
@@ -146,6 +148,16 @@ class ModelRun:
     def _links(self, engine: EngineProcess) -> dict[str, Any]:
         sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
         return {"links": engine.run("links", sizes_bytes=sizes)}
+
+    def _graph_times(self, engine: EngineProcess) -> dict[str, Any]:
+        time.sleep(_IDLE_S)
+        options = self._options
+        asked = {
+            "batches": options.batches,
+            "prompt_tokens": DECODE_PROMPT_TOKENS,
+            "output_tokens": options.decode_steps,
+        }
+        return {"decode_gpu_ms": engine.run("graph_times", **asked)}
 
     def _times(self, figures: dict[str, dict[str, Any]], running: dict[str, EngineProcess]) -> None:
         """Decode and prefill of all engines in turns; the order turns round with each rep."""

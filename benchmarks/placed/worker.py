@@ -16,7 +16,32 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 class Observed:
-    """Counts the collectives of the tensor-parallel group, and times them alone."""
+    """Counts the collectives of the tensor-parallel group, times them alone, and times the graphs that steps replay."""
+
+    def start_timing_graphs(self) -> None:
+        """From now on the device's time of every CUDA graph that this worker replays is kept; a decode step replays one."""
+        import torch
+
+        self.timed_graphs: list[tuple[Any, Any]] = []
+        replay = torch.cuda.CUDAGraph.replay
+
+        def timed(graph: torch.cuda.CUDAGraph) -> None:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay(graph)
+            end.record()
+            self.timed_graphs.append((start, end))
+
+        torch.cuda.CUDAGraph.replay = timed  # type: ignore[method-assign]
+
+    def take_graph_times_ms(self) -> list[float]:
+        """Milliseconds of each graph since the last time, in their order."""
+        import torch
+
+        torch.cuda.synchronize()
+        found = [start.elapsed_time(end) for start, end in self.timed_graphs]
+        self.timed_graphs.clear()
+        return found
 
     def start_counting_collectives(self) -> None:
         """From now on every call of the tensor-parallel group is counted; only calls in eager mode are seen."""
