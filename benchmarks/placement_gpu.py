@@ -32,8 +32,8 @@ _DENSE_8B = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
-_KV_CACHE_BYTES = 4 << 30
-"""Enough for the largest batch and the longest prompt of every model, and little enough for ten engines on one GPU."""
+_KV_CACHE_BYTES = 5 << 30
+"""Of all ranks: enough for the largest batch and the longest prompt of every model, and little enough for ten engines of two ranks."""
 _ALL = {
     name: Model(name, config, _KV_CACHE_BYTES)
     for name, config in (
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="placement-gpu-") as temporary:
         folder = Path(temporary)
         for name in options.models:
-            run = ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes)
+            run = ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes // options.ranks)
             figures["models"][name] = run.measure(folder)
             write_json(options.json, figures, [])
         if options.logs:
