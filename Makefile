@@ -57,7 +57,7 @@ $(VENV)/.environment: requirements/cpu.lock requirements/dev.lock requirements/v
 build: $(VENV)/.build  ## Compile the C++ core and install the project into .venv, editable
 
 $(VENV)/.build: $(VENV)/.environment $(BUILD_INPUTS)
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) install --no-deps --no-build-isolation --config-settings=cmake.define.TOKENSPEED_WERROR=ON --editable .
 	touch $@
 
 gemma: $(GEMMA)/config.json  ## Write the demonstration model, Gemma 3 270M, under .cache
@@ -110,7 +110,7 @@ format: $(VENV)/.environment  ## Rewrite the sources in the project's format
 
 # ---- tests --------------------------------------------------------------------------------------------------------------
 
-CPP_CONFIGURE = cmake -S . -G Ninja -DTOKENSPEED_BUILD_PYTHON=OFF -DTOKENSPEED_BUILD_TESTS=ON \
+CPP_CONFIGURE = cmake -S . -G Ninja -DTOKENSPEED_WERROR=ON -DTOKENSPEED_BUILD_PYTHON=OFF -DTOKENSPEED_BUILD_TESTS=ON \
   -DCATCH2_INCLUDE_DIR=$(abspath $(CATCH2))/catch2/install/include
 
 cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and compile-fail tests without sanitizers, which is faster

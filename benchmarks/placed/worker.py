@@ -76,19 +76,32 @@ class Observed:
         from tokenspeed_plugin.placement.cost.measurement import measure
 
         group = get_tp_group()
-        chosen = {} if group.device.type == "cpu" else {"operations": _operations(group), "call_us": _call_us}
+        chosen = {} if group.device.type == "cpu" else {"operations": _operations(_checked(group)), "call_us": _call_us}
         samples = measure(group.device_group, group.device, sizes_bytes, **chosen)
         return {kind.value: [(s.ring_bytes, s.time_us) for s in found] for kind, found in samples.items()}
 
 
-def _operations(group: Any) -> dict[Any, Any]:
+def _checked(group: Any) -> Any:
+    """What plans talk through on this machine: a collective that does not work is another one there."""
+    import torch
+
+    from tokenspeed_plugin.placement.algebra import Conversion
+    from tokenspeed_plugin.placement.runtime.collective_check import check_kinds
+    from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
+
+    communicator = GroupCommunicator(group, ())
+    check_kinds(communicator, group, set(Conversion), torch.bfloat16)
+    return communicator
+
+
+def _operations(communicator: Any) -> dict[Any, Any]:
     """Out of place, as a model calls them."""
     from tokenspeed_plugin.placement.algebra import Conversion
 
     return {
-        Conversion.ALL_REDUCE: lambda whole, _: group.all_reduce(whole),
-        Conversion.REDUCE_SCATTER: lambda whole, _: group.reduce_scatter(whole, 0),
-        Conversion.ALL_GATHER: lambda _, own: group.all_gather(own, 0),
+        Conversion.ALL_REDUCE: lambda whole, _: communicator.all_reduce(whole, (), "sum"),
+        Conversion.REDUCE_SCATTER: lambda whole, _: communicator.reduce_scatter(whole, (), 0, "sum"),
+        Conversion.ALL_GATHER: lambda _, own: communicator.all_gather(own, (), 0),
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.kernels.comm.peer_memory import settle
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
 
@@ -20,20 +21,36 @@ if TYPE_CHECKING:
 
     from tokenspeed_plugin.placement.plan import ModelPlan
     from tokenspeed_plugin.placement.runtime.communicator import Communicator
+    from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
 
 _ROWS_PER_RANK: Final = 2
 _COLUMNS: Final = 8
 
 
-def check_collectives(communicator: Communicator, group: Any, plans: Iterable[ModelPlan], dtype: torch.dtype) -> None:
+def check_collectives(
+    communicator: GroupCommunicator, group: Any, plans: Iterable[ModelPlan], dtype: torch.dtype
+) -> None:
     """Try what the plans use on vLLM's ``group``; every rank of it has to call this.
 
     Raises:
         PlacementError: a collective gives wrong values or fails, on any rank; raised on all of them.
     """
     used = {move.kind for plan in plans for section in plan.sections for move in section.collectives}
-    for kind in sorted(used & _CHECKS.keys(), key=lambda kind: kind.value):
+    check_kinds(communicator, group, used, dtype)
+
+
+def check_kinds(communicator: GroupCommunicator, group: Any, kinds: set[Conversion], dtype: torch.dtype) -> None:
+    """The same for kinds of collectives. A reduce-scatter that does not work is left to torch's process group, and tried again."""
+    for kind in sorted(kinds & _CHECKS.keys(), key=lambda kind: kind.value):
         problem = settle(group.cpu_group, _problem(partial(_CHECKS[kind], communicator, group, dtype)))
+        if problem is not None and kind is Conversion.REDUCE_SCATTER:
+            logger(__name__).warning(
+                "placement: vLLM's reduce-scatter does not work here (%s); torch's is used. Often vLLM has not found an NCCL that is "
+                "new enough: VLLM_NCCL_SO_PATH names its library",
+                problem,
+            )
+            communicator.leave_vllms_reduce_scatter()
+            problem = settle(group.cpu_group, _problem(partial(_CHECKS[kind], communicator, group, dtype)))
         if problem is not None:
             message = (
                 f"placement: {kind.value} over {group.world_size} ranks does not work here ({problem}). Often vLLM has not "

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import distributed
 
+from tokenspeed_plugin.placement.runtime.torch_reduce_scatter import reduce_scatter_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -68,11 +70,7 @@ class TorchCommunicator:
 
     def reduce_scatter(self, tensor: torch.Tensor, atoms: tuple[int, ...], dim: int, op: str) -> torch.Tensor:
         """This rank's part, along ``dim``, of the reduction."""
-        group = self._groups[atoms]
-        front = tensor.movedim(dim, 0).contiguous()
-        own = front.new_empty(front.shape[0] // group.size(), *front.shape[1:])
-        distributed.reduce_scatter_tensor(own, front, op=_reduction(op), group=group)
-        return own.movedim(0, dim)
+        return reduce_scatter_on(self._groups[atoms], tensor, dim, _reduction(op))
 
     def all_gather(self, tensor: torch.Tensor, atoms: tuple[int, ...], dim: int) -> torch.Tensor:
         """All members' tensors, joined along ``dim``."""

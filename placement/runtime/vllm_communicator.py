@@ -14,6 +14,7 @@ from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm,
 from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
+from tokenspeed_plugin.placement.runtime import torch_reduce_scatter
 from tokenspeed_plugin.placement.spec import Fusing
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class GroupCommunicator:
             PlacementError: a collective that the group does not have, or over other ranks.
         """
         self._group = group
+        self._torch_reduce_scatter = False
         for plan in plans:
             for move in (move for section in plan.sections for move in section.collectives):
                 if plan.mesh.size(move.atoms) != group.world_size or move.op not in (None, "sum"):
@@ -51,8 +53,15 @@ class GroupCommunicator:
 
     def reduce_scatter(self, tensor: torch.Tensor, atoms: tuple[int, ...], dim: int, op: str) -> torch.Tensor:  # noqa: ARG002
         """This rank's part, along ``dim``, of the sum."""
+        if self._torch_reduce_scatter:
+            return torch_reduce_scatter.reduce_scatter(tensor, dim, self._group.unique_name)
         part: torch.Tensor = self._group.reduce_scatter(tensor.contiguous(), dim)
         return part
+
+    def leave_vllms_reduce_scatter(self) -> None:
+        """From now on torch's process group does it; before anything is compiled, and on all ranks."""
+        torch_reduce_scatter.register_process_group(self._group.unique_name, self._group.device_group)
+        self._torch_reduce_scatter = True
 
     def all_gather(self, tensor: torch.Tensor, atoms: tuple[int, ...], dim: int) -> torch.Tensor:  # noqa: ARG002
         """All members' tensors, joined along ``dim``."""

@@ -31,6 +31,9 @@ class OneOfTwo:
     def all_gather(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.cat([tensor - 4 - len(tensor), tensor])
 
+    def leave_vllms_reduce_scatter(self) -> None:
+        """The other one is as broken."""
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +73,19 @@ def test_a_reduce_scatter_that_does_not_work_is_named(fault: str, monkeypatch: p
     monkeypatch.setattr(broken, "reduce_scatter", FAULTS[fault], raising=False)
     with pytest.raises(PlacementError, match=r"reduce-scatter over 2 ranks .*rank 1.*VLLM_NCCL_SO_PATH"):
         check_collectives(broken, GROUP, plans(Residual.SHARDED), torch.float32)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_torchs_reduce_scatter_takes_the_place_of_one_that_does_not_work(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = OneOfTwo()
+    monkeypatch.setattr(broken, "reduce_scatter", FAULTS[fault], raising=False)
+    monkeypatch.setattr(
+        broken, "leave_vllms_reduce_scatter", lambda: monkeypatch.delattr(broken, "reduce_scatter"), raising=False
+    )
+    check_collectives(broken, GROUP, plans(Residual.SHARDED), torch.float32)
+    assert broken.reduce_scatter(torch.ones(2, 1)).tolist() == [[-2.0]]
 
 
 def test_what_no_plan_uses_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed, multiprocessing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.placement.placement_cases import TABLE, compile_plan, model
 from tests.placement.random_models import SIZES, wide_modules
@@ -22,6 +24,7 @@ from tokenspeed_plugin.placement.module_spec import ModuleKind, ModuleSpec, Sign
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.runtime import Module, PlannedModel, TorchCommunicator
 from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd
+from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
 from tokenspeed_plugin.placement.simulation import Batch, Simulation, random_weights
 from tokenspeed_plugin.placement.simulation.modules import COMPUTE, Local
 from tokenspeed_plugin.placement.simulation.weights import Weights, local_weight, offsets
@@ -144,10 +147,25 @@ def difference(case: tuple[str, str, str], rank: int) -> dict[str, float]:
     return {"error": error, "padding": planned.padded_tokens(batch.num_tokens) - batch.num_tokens}
 
 
+def difference_of_reduce_scatter(rank: int) -> float:
+    """Of the operation that graphs see, beside what its shape function says."""
+    group = SimpleNamespace(world_size=WORLD_SIZE, unique_name="world", device_group=distributed.group.WORLD)
+    communicator = GroupCommunicator(group, ())
+    communicator.leave_vllms_reduce_scatter()
+    columns = torch.arange(3 * 2 * WORLD_SIZE, dtype=torch.float32).reshape(3, -1)
+    part = communicator.reduce_scatter(columns * (rank + 1), (), 1, "sum")
+    with FakeTensorMode() as mode:
+        shape = communicator.reduce_scatter(mode.from_tensor(columns), (), 1, "sum")
+    assert (shape.shape, shape.stride()) == (part.shape, part.stride())
+    total = columns * sum(range(1, WORLD_SIZE + 1))
+    return (part - total[:, 2 * rank :][:, :2]).abs().max().item()
+
+
 def run_cases(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE)
     found = {" ".join(case): difference(case, rank) for case in CASES}
+    found["reduce-scatter"] = {"error": difference_of_reduce_scatter(rank)}
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
 
@@ -167,8 +185,12 @@ def test_every_rank_computes_what_one_rank_computes(
     assert max(found[" ".join(case)]["error"] for found in outcomes) < 1e-11
 
 
+def test_torchs_reduce_scatter_adds_what_all_ranks_have(outcomes: list[dict[str, dict[str, float]]]) -> None:
+    assert [found["reduce-scatter"]["error"] for found in outcomes] == [0.0] * WORLD_SIZE
+
+
 def test_steps_that_do_not_divide_were_padded(outcomes: list[dict[str, dict[str, float]]]) -> None:
-    padded = {case for case, found in outcomes[0].items() if found["padding"]}
+    padded = {case for case, found in outcomes[0].items() if found.get("padding")}
     assert {f"{family} {spec} sharded" for family, spec, _ in CASES if spec.startswith("attn=tp4")} <= padded
     assert not any(case.endswith("replicated") for case in padded if "wide" not in case)
 
