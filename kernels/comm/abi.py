@@ -20,7 +20,7 @@ class Params(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("branch", "residual", "weight", "normed", "total")),
         ("staging", ctypes.c_void_p * MAX_RANKS),
-        ("epochs", ctypes.c_void_p),
+        ("last_slots", ctypes.c_void_p),
         ("timeout_ns", ctypes.c_uint64),
         ("branch_stride", ctypes.c_int64),
         ("residual_stride", ctypes.c_int64),
@@ -66,7 +66,7 @@ class CommLibrary:
         return int(self._library.tokenspeed_comm_staging_bytes(num_ranks, max_rows, hidden))
 
     def allocate(self, device: int, num_bytes: int) -> tuple[int, bytes]:
-        """Zeroed memory on a device, and the handle by which another process opens it."""
+        """Blank memory on a device, and the handle by which another process opens it."""
         address, handle = ctypes.c_void_p(), ctypes.create_string_buffer(HANDLE_BYTES)
         self._check(self._library.tokenspeed_comm_allocate(device, num_bytes, ctypes.byref(address), handle))
         return address.value or 0, handle.raw
@@ -86,7 +86,7 @@ class CommLibrary:
         self._check(self._library.tokenspeed_comm_close(device, address))
 
     def clear(self, device: int, address: int, num_bytes: int) -> None:
-        """Set memory to zero and wait for it."""
+        """Make memory blank, as it is before the first call, and wait for it."""
         self._check(self._library.tokenspeed_comm_clear(device, address, num_bytes))
 
     def probe(self, device: int, params: Params, base: int) -> None:

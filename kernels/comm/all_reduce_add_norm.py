@@ -217,8 +217,8 @@ class AllReduceAddNorm:
         )
         for rank, address in enumerate(addresses):
             params.staging[rank] = address
-        # Behind the staging memory, and in the same allocation: what counts calls must live as long as what they filled.
-        params.epochs = addresses[self._rank] + self._library.staging_bytes(
+        # Behind the staging memory, and in the same allocation: what says where a row is must live as long as the rows.
+        params.last_slots = addresses[self._rank] + self._library.staging_bytes(
             len(addresses), shape.max_rows, shape.hidden
         )
         return params

@@ -155,7 +155,7 @@ WAYS: Final[dict[str, Callable[[ProcessGroup, CommLibrary, int, int], PeerMemory
 def _test(
     group: ProcessGroup, library: CommLibrary, device: int, addresses: Sequence[int], num_bytes: int
 ) -> str | None:
-    """Whether what each rank writes into each other's memory arrives there; leaves the memory zeroed."""
+    """Whether what each rank writes into each other's memory arrives there; leaves the memory blank."""
     params = Params(rank=group.rank(), num_ranks=group.size())
     for rank, address in enumerate(addresses):
         params.staging[rank] = address

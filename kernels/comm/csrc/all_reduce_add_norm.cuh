@@ -84,8 +84,8 @@ __device__ __forceinline__ void store_lane(void* base, int64_t lane, const uint4
     static_cast<uint4*>(base)[lane] = bits;
 }
 
-// Sum over the block, in a fixed order; every thread gets it. Has a barrier between reading the epoch and its
-// increment.
+// Sum over the block, in a fixed order; every thread gets it. Has a barrier between reading a row's last slot
+// and writing it.
 __device__ __forceinline__ float block_sum(float value) {
     __shared__ float partial[kMaxThreads / 32];
 #pragma unroll
@@ -151,8 +151,11 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
     const int lanes = params.hidden / kLaneElements;
     const bool has_residual = params.residual != nullptr;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;
-    uint32_t epoch = 0;
-    if constexpr (kRanks > 1) epoch = *static_cast<const volatile uint32_t*>(params.epochs + row) + 1;
+    uint32_t slot = 0;
+    if constexpr (kRanks > 1) {
+        slot = *static_cast<const volatile uint32_t*>(params.last_slots + row) + 1;  // blank + 1 is 0
+        if (slot == kSlots) slot = 0;
+    }
 
     uint4 branch[kLanes], residual[kLanes], weight[kLanes];
 #pragma unroll
@@ -161,12 +164,17 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
         branch[i] = residual[i] = weight[i] = make_uint4(0, 0, 0, 0);
         if (lane < lanes) branch[i] = load_lane(params.branch, row * (params.branch_stride / kLaneElements) + lane);
     }
-    const RowExchange exchange(params, static_cast<int>(row), epoch);
+    const RowExchange exchange(params, static_cast<int>(row), slot);
     if constexpr (kRanks > 1) {
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
             if (lane < lanes) exchange.send<kRanks>(lane, branch[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kLanes; ++i) {
+            const int lane = threadIdx.x + i * blockDim.x;
+            if (lane < lanes) exchange.make_blank<kRanks>(lane);
         }
     }
 #pragma unroll
@@ -195,7 +203,7 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
     const float mean = block_sum(squares) / static_cast<float>(params.hidden);
     const float scale = rsqrtf(mean + params.epsilon);
     if constexpr (kRanks > 1) {
-        if (threadIdx.x == 0) params.epochs[row] = epoch;
+        if (threadIdx.x == 0) params.last_slots[row] = slot;
     }
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {

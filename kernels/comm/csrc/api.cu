@@ -95,9 +95,10 @@ int refusal(const Params& p) {
 __global__ void probe_kernel(const __grid_constant__ Params params, uint64_t base) {
     const int peer = threadIdx.x;
     if (peer >= params.num_ranks || peer == params.rank) return;
-    char* place = static_cast<char*>(params.staging[peer]) + params.rank * kPacketBytes;
     const uint64_t value = base + params.rank;
-    write_packet(place, {value, ~value});
+    const auto low = static_cast<uint32_t>(value), high = static_cast<uint32_t>(value >> 32);
+    char* place = static_cast<char*>(params.staging[peer]) + params.rank * kLaneBytes;
+    write_words(place, make_uint4(low, high, ~low, ~high));
 }
 
 }  // namespace
@@ -115,12 +116,12 @@ int64_t tokenspeed_comm_staging_bytes(int num_ranks, int max_rows, int hidden) {
     return staging_bytes(num_ranks, max_rows, hidden);
 }
 
-// Memory that other processes can map, zeroed, and the 64 bytes by which they map it.
+// Memory that other processes can map, blank, and the 64 bytes by which they map it.
 int tokenspeed_comm_allocate(int device, int64_t bytes, void** address, char* handle) {
     if (const int status = use_device(device); status != 0) return status;
     if (const int status = check("cudaMalloc", cudaMalloc(address, bytes)); status != 0) return status;
     cudaIpcMemHandle_t own;
-    int status = check("cudaMemset", cudaMemset(*address, 0, bytes));
+    int status = check("cudaMemset", cudaMemset(*address, kBlankByte, bytes));
     if (status == 0) status = check("cudaDeviceSynchronize", cudaDeviceSynchronize());
     if (status == 0) status = check("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&own, *address));
     if (status != 0) {
@@ -150,7 +151,7 @@ int tokenspeed_comm_close(int device, void* address) {
     return check("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(address));
 }
 
-// Writes one packet to every peer and waits until that is done.
+// Writes 16 bytes to every peer and waits until that is done.
 int tokenspeed_comm_probe(int device, const Params* params, uint64_t base) {
     if (const int status = use_device(device); status != 0) return status;
     probe_kernel<<<1, 32>>>(*params, base);
@@ -161,14 +162,13 @@ int tokenspeed_comm_probe(int device, const Params* params, uint64_t base) {
 // What the probes of all ranks left in this rank's staging memory: two words for each rank.
 int tokenspeed_comm_read_probe(int device, const Params* params, uint64_t* words) {
     if (const int status = use_device(device); status != 0) return status;
-    return check("cudaMemcpy",
-                 cudaMemcpy(words, params->staging[params->rank], static_cast<size_t>(params->num_ranks) * kPacketBytes,
-                            cudaMemcpyDeviceToHost));
+    return check("cudaMemcpy", cudaMemcpy(words, params->staging[params->rank],
+                                          static_cast<size_t>(params->num_ranks) * kLaneBytes, cudaMemcpyDeviceToHost));
 }
 
 int tokenspeed_comm_clear(int device, void* address, int64_t bytes) {
     if (const int status = use_device(device); status != 0) return status;
-    if (const int status = check("cudaMemset", cudaMemset(address, 0, bytes)); status != 0) return status;
+    if (const int status = check("cudaMemset", cudaMemset(address, kBlankByte, bytes)); status != 0) return status;
     return check("cudaDeviceSynchronize", cudaDeviceSynchronize());
 }
 

@@ -7,12 +7,11 @@
 namespace tokenspeed::comm {
 
 constexpr int kMaxRanks = 8;
-constexpr int kLaneElements = 8;     // elements of 16 bits in one 16-byte access
+constexpr int kLaneElements = 8;     // elements of 16 bits in one access
+constexpr int kLaneBytes = 16;       // of one access
 constexpr int kMaxThreads = 512;     // of a block, which has one row
-constexpr int kMaxLanes = 2048;      // 16-byte accesses of a row: up to 16384 elements
-constexpr int kSlots = 2;            // calls of one row that may be in flight, see exchange.cuh
-constexpr int kPacketBytes = 16;     // two 64-bit words of 32 payload bits and 32 epoch bits each
-constexpr int kPacketsPerLane = 2;   // so a lane of 16 payload bytes takes 32 staging bytes
+constexpr int kMaxLanes = 2048;      // accesses of a row: up to 16384 elements
+constexpr int kSlots = 3;            // calls of one row that have memory of their own, see exchange.cuh
 constexpr int kDependentLaunch = 1;  // start before the previous kernel has drained
 
 enum class ElementType : int32_t { kBfloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
@@ -25,7 +24,7 @@ struct Params {
     void* normed;                            // [rows, hidden]
     void* total;                             // [rows, hidden] residual plus sum
     void* staging[kMaxRanks];                // each rank's, as this device sees it
-    uint32_t* epochs;                        // [max_rows] calls that this rank has made for a row
+    uint32_t* last_slots;                    // [max_rows] slot of this rank's last call for a row; blank: none yet
     uint64_t timeout_ns;                     // how long a peer is waited for
     int64_t branch_stride, residual_stride;  // elements between rows
     int32_t rank, num_ranks;                 // one rank: the branch is the sum already, nothing is exchanged
@@ -35,10 +34,9 @@ struct Params {
     float epsilon, weight_offset;           // the norm multiplies by weight + weight_offset
 };
 
-// Bytes of one row in one slot: first the first packet of every lane, then the second, so that a warp writes whole
-// lines.
+// Bytes of one row in one slot.
 __host__ __device__ constexpr int64_t row_bytes(int hidden) {
-    return static_cast<int64_t>(hidden / kLaneElements) * kPacketsPerLane * kPacketBytes;
+    return static_cast<int64_t>(hidden / kLaneElements) * kLaneBytes;
 }
 
 // Staging memory of one rank: [slot][source rank][row] of row_bytes each.
