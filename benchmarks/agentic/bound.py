@@ -3,12 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.agentic.records import TurnRecord, Window
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 from benchmarks.agentic.trace import Trace, shared_tokens
+
+LEAST_STEPS_SHARE = 0.5
+"""Of the target's steps per second, how many there are at least while somebody decodes; see `bound_of_steps`."""
+
+
+class StepDone(NamedTuple):
+    """A step that a simulated device did."""
+
+    taken_s: float
+    """When its tokens were handed out, on the simulation's clock."""
+    begin_ms: float
+    """When the device began with it, on the same clock."""
+    end_ms: float
+    decode_ms: float
+    """Of its time, what rows and their contexts took."""
+    prompt_ms: float
+    num_tokens: int
+    """Tokens handed out."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +36,7 @@ class Bound:
 
     Args:
         tokens_per_s: output tokens per second of one GPU.
-        num_users: users that decode at a time.
+        num_users: users that decode at a time, each at the target.
         prefill_share: share of the device's time that prompts take.
         fixed_ms: what a step takes in any case.
         per_token_ms: what an output token takes, its share of prompts included.
@@ -30,7 +49,7 @@ class Bound:
     per_token_ms: float
 
     def least_tpot_ms(self, tokens_per_s: float) -> float:
-        """Return the shortest mean time per token of users who together get `tokens_per_s`; infinite when none is possible.
+        """Return the mean time per token of users who together get `tokens_per_s` from steps that are all alike; infinite when none is possible.
 
         A step of T ms with N users takes at least ``fixed + N * per token``, and ``N = tokens_per_s * T``.
         """
@@ -39,45 +58,54 @@ class Bound:
 
 
 def upper_bound(trace: Trace, times: StepTimeModel, target_tps: float) -> Bound:
-    """Return the bound for endless traffic like `trace`, every user at exactly `target_tps`.
+    """Return the bound for endless traffic like `trace`, every user at `target_tps`.
 
-    N users that decode need, per step, N rows, N contexts, and the share of the prompts' work that keeps N of them
-    decoding: ``fixed + N * (row + context) + N * prompt work per output token <= 1 / target``. Nothing is evicted, no
-    step waits for the host, and work is divisible at will, so no schedule is better.
+    Nothing is evicted, no step waits for the host, and work is divisible at will. Steps are as rare as `bound_of_steps` says.
     """
-    return _bound(*_work(trace, times), times, target_tps)
-
-
-def bound_of_run(records: Iterable[TurnRecord], window: Window, times: StepTimeModel, target_tps: float) -> Bound:
-    """Return the bound for the traffic that a run had in its window, which is a sample of its trace.
-
-    Tokens are taken to come evenly between a turn's first and last; a prompt counts where its first token came.
-    """
+    prompt_ms, decode_ms, output = _work(trace, times)
     fixed_ms = times.device_ms(StepShape(0, 0, 0, 0))
-    prompt_ms = decode_ms = output = 0.0
-    for record in records:
-        span_s = max(record.last_s - record.first_s, 1e-9)
-        begin, end = (
-            record.output_tokens * min(max((at_s - record.first_s) / span_s, 0.0), 1.0)
-            for at_s in (window.begin_s, window.end_s)
-        )
-        output += end - begin
-        begin, end = max(begin, 1.0), max(end, 1.0)  # the first token comes with the prompt
-        context = (end - begin) * (record.prompt_tokens + (begin + end) / 2)
-        decode_ms += times.device_ms(StepShape(end - begin, context, 0, 0)) - fixed_ms
-        if window.begin_s <= record.first_s < window.end_s:
-            new = record.prompt_tokens - max(record.cached_tokens, 0)
-            pairs = new * (record.prompt_tokens - new / 2)
-            prompt_ms += times.device_ms(StepShape(0, 0, new, pairs)) - fixed_ms
-    return _bound(prompt_ms, decode_ms, output, times, target_tps)
-
-
-def _bound(prompt_ms: float, decode_ms: float, output: float, times: StepTimeModel, target_tps: float) -> Bound:
     per_token_ms = (prompt_ms + decode_ms) / output
-    fixed_ms = times.device_ms(StepShape(0, 0, 0, 0))
-    num_users = max(0.0, 1e3 / target_tps - fixed_ms) / per_token_ms
-    prefill_share = num_users * prompt_ms / output * target_tps / 1e3
-    return Bound(num_users * target_tps, num_users, prefill_share, fixed_ms, per_token_ms)
+    left = max(0.0, 1.0 - LEAST_STEPS_SHARE * target_tps / 1e3 * fixed_ms)
+    tokens_per_s = 1e3 * left / per_token_ms
+    return Bound(
+        tokens_per_s, tokens_per_s / target_tps, tokens_per_s / 1e3 * prompt_ms / output, fixed_ms, per_token_ms
+    )
+
+
+def bound_of_steps(
+    steps: Sequence[StepDone], records: Iterable[TurnRecord], window: Window, fixed_ms: float, target_tps: float
+) -> Bound:
+    """Return the bound for the work that a run's device did in its window, which is a sample of its trace.
+
+    The device does one step after the other, so ``steps * fixed + tokens * per token <= time``, where what a token takes, its share of
+    prompts included, is what it took in this window. The fewer steps, the more tokens; but a turn of n tokens at the target needs
+    n - 1 steps between its first token and its last, so at least ``target`` a second. Of the turns that are wholly inside the window some can be
+    chosen that cover the same time, none of it more than twice; so there are at least half of ``target * covered time`` steps.
+    (Half, because a turn's rate is a mean: turns may overlap where steps are frequent and stand alone where they are rare.)
+    """
+    inside = [step for step in steps if window.begin_s <= step.taken_s < window.end_s]
+    seconds = window.end_s - window.begin_s
+    tokens = sum(step.num_tokens for step in inside)
+    if not tokens:
+        return Bound(0.0, 0.0, 0.0, fixed_ms, float("inf"))
+    # The first step may have begun before the window.
+    available_ms = max(seconds * 1e3, inside[-1].end_ms - inside[0].begin_ms)
+    prompt_ms = sum(step.prompt_ms for step in inside)
+    per_token_ms = (prompt_ms + sum(step.decode_ms for step in inside)) / tokens
+    good = [r for r in records if r.tps >= target_tps and window.begin_s <= r.first_s and r.last_s < window.end_s]
+    least_steps = LEAST_STEPS_SHARE * target_tps * _covered_s(good)
+    tokens_per_s = (available_ms - least_steps * fixed_ms) / per_token_ms / seconds
+    prefill_share = tokens_per_s / 1e3 * prompt_ms / tokens
+    return Bound(tokens_per_s, tokens_per_s / target_tps, prefill_share, fixed_ms, per_token_ms)
+
+
+def _covered_s(records: Sequence[TurnRecord]) -> float:
+    """Return the time in which at least one of these turns is between its first token and its last."""
+    covered_s, until_s = 0.0, float("-inf")
+    for record in sorted(records, key=lambda one: one.first_s):
+        covered_s += max(0.0, record.last_s - max(record.first_s, until_s))
+        until_s = max(until_s, record.last_s)
+    return covered_s
 
 
 def _work(trace: Trace, times: StepTimeModel) -> tuple[float, float, int]:

@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.agentic.records import CUT, TurnRecord
 from benchmarks.agentic.shaping import Shape, open_trace
+from benchmarks.agentic.stock_limits import TUNING_KEY
 from benchmarks.agentic.trace import Session
 
 FIRST_TOKEN, NUM_TOKEN_KINDS = 300, 7800  # of the benchmark's tokenizer: past special tokens and single bytes
@@ -24,6 +25,8 @@ class EngineReplay:
 
     def __init__(self, core: Any, sessions: tuple[Session, ...], label: str) -> None:
         self.records: list[TurnRecord] = []
+        self.steps: list[tuple[float, int, int]] = []
+        """Of every step: when its tokens came, how many requests got one, and for how many it was the first."""
         self._core = core
         self._label = label
         self._sessions = sessions
@@ -72,6 +75,7 @@ class EngineReplay:
     def _take_outputs(self) -> None:
         outputs = self._core.get_output().outputs
         now_s = self._now_s()
+        num_rows = num_first = 0
         for output in outputs:
             if output.request_id not in self._live:
                 continue
@@ -80,14 +84,17 @@ class EngineReplay:
             if stats is not None and record.cached_tokens < 0:
                 record.cached_tokens = int(getattr(stats, "num_cached_tokens", -1))
             if output.new_token_ids:
+                num_rows += 1
                 if record.output_tokens:
                     record.longest_gap_s = max(record.longest_gap_s, now_s - record.last_s)
                 else:
                     record.first_s = now_s
+                    num_first += 1
                 record.last_s = now_s
                 record.output_tokens += len(output.new_token_ids)
             if output.finished:
                 self._end(output.request_id, now_s)
+        self.steps.append((now_s, num_rows, num_first))
 
     def _end(self, request_id: str, now_s: float) -> None:
         record, session = self._live.pop(request_id)
@@ -107,8 +114,8 @@ class EngineReplay:
         self._live.clear()
 
 
-def request_of(request_id: str, prompt: list[int], max_tokens: int) -> Any:
-    """Return a request that emits exactly `max_tokens` tokens."""
+def request_of(request_id: str, prompt: list[int], max_tokens: int, extra_args: dict[str, Any] | None = None) -> Any:
+    """Return a request that emits exactly `max_tokens` tokens; `extra_args` are what a client's `vllm_xargs` become."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
@@ -116,7 +123,9 @@ def request_of(request_id: str, prompt: list[int], max_tokens: int) -> Any:
         request_id=request_id,
         prompt_token_ids=prompt,
         mm_features=None,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False),
+        sampling_params=SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, extra_args=extra_args
+        ),
         pooling_params=None,
         arrival_time=time.time(),
         lora_request=None,
@@ -129,15 +138,51 @@ def serve(core: Any, prompts: list[list[int]], max_tokens: int, label: str) -> N
     """Serve prompts to their end."""
     for index, prompt in enumerate(prompts):
         core.add_request(request_of(f"{label}-{index}", prompt, max_tokens))
-    num_open = len(prompts)
-    while num_open:
+    wait_for(core, label, len(prompts))
+
+
+def wait_for(core: Any, label: str, num_open: int) -> None:
+    """Take outputs until so many requests have ended whose ids begin with `label`."""
+    while num_open > 0:
         num_open -= sum(bool(o.finished) and o.request_id.startswith(label) for o in core.get_output().outputs)
 
 
+def forget_prefixes(core: Any, patience_s: float = 3.0) -> bool:
+    """Empty the prefix cache, so that a point does not profit from the one before; return False when blocks stay in use."""
+    deadline_s = time.perf_counter() + patience_s
+    while not core.reset_prefix_cache():
+        if time.perf_counter() > deadline_s:
+            return False
+        time.sleep(0.05)  # requests that were aborted give their blocks back with the next step
+    return True
+
+
 def sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Play the trace of `request` in its shape; return a record per turn."""
+    """Play the trace of `request` in its shape; return a record per turn, and when each step's tokens came.
+
+    `limits` are what stock's scheduler is to keep to, as of `StockLimits`, once the cache is filled within `fill_limits`;
+    None leaves a scheduler as it is.
+    """
+    core, label = llm.llm_engine.engine_core, request["label"]
+    begin_s = time.perf_counter()
+    _limit(core, f"{label}-fill-limits", request["fill_limits"])
+    was_emptied = forget_prefixes(core)
     trace = open_trace(request["trace"], Shape(**request["shape"]))
-    replay = EngineReplay(llm.llm_engine.engine_core, trace.sessions, request["label"])
+    replay = EngineReplay(core, trace.sessions, label)
     replay.fill_cache()
+    _limit(core, f"{label}-limits", request["limits"])
+    fill_s = time.perf_counter() - begin_s
     replay.run(request["seconds"])
-    return {"records": msgspec.to_builtins(replay.records), "trace": trace.describe()}
+    return {
+        "records": msgspec.to_builtins(replay.records),
+        "steps": replay.steps,
+        "trace": trace.describe(),
+        "fill_s": fill_s,
+        "began_empty": was_emptied,
+    }
+
+
+def _limit(core: Any, request_id: str, limits: dict[str, int] | None) -> None:
+    if limits is not None:
+        core.add_request(request_of(request_id, [FIRST_TOKEN] * 2, 1, {TUNING_KEY: limits}))
+        wait_for(core, request_id, 1)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,21 @@ import numpy as np
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 
 _LEAST_RUNNER_MS = 0.2
+_HOST_RULED = 1.15  # a step that takes hardly longer than the host's part says little about the device
 _NAMES = ("fixed_ms", "row_us", "context_us", "prefill_us", "pair_us")
+Row = dict[str, float]
 
 
-def fit_device(rows: list[dict[str, float]], host_ms: float) -> tuple[dict[str, float], float]:
+def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[str, float], float]:
     """Return the device's coefficients, none negative, and the mean relative error over the rows that they were fitted to.
 
-    Rows that take hardly longer than `host_ms`, the engine's own CPU time, say little about the device and are left out;
+    Rows that take hardly longer than `host_ms` of them, the engine's own CPU time, say little about the device and are left out;
     where too few are left, all are kept: a step then takes what it took, whoever ruled it.
 
     Raises:
         ValueError: fewer rows than coefficients.
     """
-    kept = [row for row in rows if row["ms"] > 1.15 * host_ms]
+    kept = [row for row in rows if row["ms"] > _HOST_RULED * host_ms(row)]
     if len(kept) < len(_NAMES):
         kept = rows
     if len(kept) < len(_NAMES):
@@ -46,12 +50,12 @@ def fit_device(rows: list[dict[str, float]], host_ms: float) -> tuple[dict[str, 
     return {name: float(value) for name, value in zip(_NAMES, found, strict=True)}, error
 
 
-def host_of(base: StepTimeModel, short: dict[str, list[dict[str, float]]]) -> dict[str, list[float]]:
+def host_of(base: StepTimeModel, short: dict[str, list[Row]]) -> dict[str, list[float]]:
     """Return the table of what the runner costs, from steps with contexts so short that the device waits for the engine.
 
     Args:
         base: where what schedulers cost comes from.
-        short: measured steps by system. What all systems have in common is the least that is left of a step without
+        short: measured steps without prompts by system. What all systems have in common is the least that is left of a step without
             its scheduler's part.
     """
     rows = sorted(set.intersection(*({int(row["decodes"]) for row in steps} for steps in short.values())))
@@ -60,38 +64,93 @@ def host_of(base: StepTimeModel, short: dict[str, list[dict[str, float]]]) -> di
         left = []
         for system, steps in short.items():
             costs = replace(base, system=system).host(StepShape(count, 0, 0, 0))
-            measured = min(row["ms"] for row in steps if row["decodes"] == count)
-            left.append(measured - costs.schedule_ms - costs.update_ms)
+            left.append(_measured(steps, count) - costs.schedule_ms - costs.update_ms)
         runner.append(max(_LEAST_RUNNER_MS, min(left)))
     known = base.data.host_ms
     other = np.interp(rows, known.rows, known.other).tolist()
     return {"rows": [float(count) for count in rows], "runner": runner, "other": other}
 
 
+def schedulers_of(
+    base: StepTimeModel, host: dict[str, list[float]], short: dict[str, list[Row]]
+) -> dict[str, dict[str, list[float]]]:
+    """Return what each system's scheduler costs: what the runner's part leaves of its measured steps, split as in `base`."""
+    tables = {}
+    for system, steps in short.items():
+        table: dict[str, list[float]] = {"rows": host["rows"], "schedule": [], "update": []}
+        for count, runner, other in zip(host["rows"], host["runner"], host["other"], strict=True):
+            costs = replace(base, system=system).host(StepShape(count, 0, 0, 0))
+            update = max(0.0, costs.update_ms - other)
+            factor = max(0.0, _measured(steps, int(count)) - runner - other) / (costs.schedule_ms + update)
+            table["schedule"].append(costs.schedule_ms * factor)
+            table["update"].append(update * factor)
+        tables[system] = table
+    return tables
+
+
+def mixed_of(short: dict[str, list[Row]], device: dict[str, float]) -> float:
+    """Return the CPU time that a step takes longer because it holds a prompt: it runs without full CUDA graphs.
+
+    The median over numbers of rows of the least over systems; what the device takes for the prompt is not the host's.
+    """
+    extras: dict[int, list[float]] = {}
+    for steps in short.values():
+        for row in steps:
+            if row.get("prefill"):
+                prompt_ms = (row["prefill"] * device["prefill_us"] + row["pairs"] * device["pair_us"]) / 1e3
+                alone_ms = _measured([one for one in steps if not one.get("prefill")], int(row["decodes"]))
+                extras.setdefault(int(row["decodes"]), []).append(row["ms"] - alone_ms - prompt_ms)
+    return max(0.0, median(min(values) for values in extras.values())) if extras else 0.0
+
+
+def _measured(steps: list[Row], count: int) -> float:
+    return min(row["ms"] for row in steps if row["decodes"] == count)
+
+
 def write_step_model(
     base: Path,
     target: Path,
-    rows: list[dict[str, float]],
+    rows: list[Row],
     command: str,
-    short: dict[str, list[dict[str, float]]] | None = None,
+    short: dict[str, list[Row]] | None = None,
+    measured_system: str = "ours",
 ) -> float:
-    """Write a step model fitted to measured steps, what schedulers cost as in `base`; return the device's mean relative error.
+    """Write a step model fitted to measured steps; return the device's mean relative error.
 
     Args:
-        rows: steps that the device rules.
+        base: a step model; what was not measured is as there.
+        rows: steps of `measured_system` that the device rules.
         short: by system, steps that the engine's CPU time rules; without them that time is as in `base`, too.
     """
     document: dict[str, Any] = json.loads(base.read_text())
     sources = {name: text for name, text in document["sources"].items() if not name.startswith("device")}
-    model = StepTimeModel.load(base, "stock")
+    document["name"] = f"fitted by: {command}"
     if short:
-        document["host_ms"] = host_of(model, short)
-        sources["host_ms"] = f"runner: what is left of measured steps with short contexts: {command}"
-    host_ms = float(np.interp(16, document["host_ms"]["rows"], document["host_ms"]["runner"]))
-    costs = model.host(StepShape(16, 0, 0, 0))
-    document["device"], error = fit_device(rows, host_ms + costs.schedule_ms + costs.update_ms)
+        alone = {system: [row for row in steps if not row.get("prefill")] for system, steps in short.items()}
+        model = StepTimeModel.load(base, measured_system)
+        document["host_ms"] = host_of(model, alone)
+        document["scheduler_ms"] |= schedulers_of(model, document["host_ms"], alone)
+        text = f"measured steps with short contexts: {command}"
+        sources = {
+            "host_ms": f"runner, mixed: what is left of {text}",
+            "scheduler_ms": f"so that the parts add up to {text}",
+        }
+    document["device"], error = fit_device(rows, _host(document, measured_system))
+    if short:
+        document["host_ms"]["mixed"] = mixed_of(short, document["device"])
+        document["device"], error = fit_device(rows, _host(document, measured_system))
     sources["device"] = f"fitted to {len(rows)} measured steps, mean relative error {error:.3f}: {command}"
     document["sources"] = sources
     target.write_text(json.dumps(document, indent=2) + "\n")
-    StepTimeModel.load(target, "stock")
+    StepTimeModel.load(target, measured_system)
     return error
+
+
+def _host(document: dict[str, Any], system: str) -> Callable[[Row], float]:
+    model = StepTimeModel.of(document, system)
+
+    def host_ms(row: Row) -> float:
+        costs = model.host(StepShape(row["decodes"], row["context"], row["prefill"], row["pairs"]))
+        return costs.schedule_ms + costs.runner_ms + costs.update_ms
+
+    return host_ms

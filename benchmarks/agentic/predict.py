@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.agentic.engines import STEP_MODEL, SUMMARY
+from benchmarks.agentic.engine_run import STEP_MODEL
+from benchmarks.agentic.engines import SUMMARY
 from benchmarks.agentic.options import shape_of
 from benchmarks.agentic.records import RecordError
 from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_points
@@ -30,9 +31,15 @@ _FIGURES = {
 _JUDGED = ("tokens_per_s_per_gpu", "tps_p50")
 
 
+class _Engine(msgspec.Struct):
+    num_blocks: int
+    block_tokens: int
+
+
 class _Summary(msgspec.Struct):
     options: dict[str, Any]
     replays: dict[str, dict[str, Any]]
+    engines: dict[str, _Engine]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="what `engines --out` wrote")
     parser.add_argument("--trace", help="where the trace is on this machine; default: as it was named for `engines`")
     parser.add_argument("--step-model", type=Path, help="default: the one that `engines` fitted")
-    parser.add_argument("--pool-tokens", type=int, default=1_000_000, help="KV tokens that each engine's pool held")
+    parser.add_argument("--points", nargs="+", help="simulate those whose name contains one of these; default: all")
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
     parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
@@ -63,17 +70,24 @@ def run(options: argparse.Namespace) -> int:
     """Simulate, print, and return the exit code."""
     summary = _read(options.folder / SUMMARY)
     then = argparse.Namespace(**summary.options)
+    pool = min(summary.engines.values(), key=lambda engine: engine.num_blocks)
     sweep = SweepOptions(
         options.trace or then.trace,
         shape_of(then, ramp_s=min(3.0, then.warm / 2)),
         options.step_model or options.folder / STEP_MODEL,
-        options.pool_tokens,
+        pool.num_blocks * pool.block_tokens,
+        pool.block_tokens,
         seconds=then.seconds,
         warm_s=then.warm,
         target_tps=then.target,
     )
-    measured = {label: one for label, one in summary.replays.items() if "error" not in one}
-    points = [Point(_tuning(one["system"], then), one["num_sessions"]) for one in measured.values()]
+    wanted = options.points or [""]
+    measured = {
+        label: one
+        for label, one in summary.replays.items()
+        if "error" not in one and any(part in label for part in wanted)
+    }
+    points = [Point(_tuning(one, then), one["num_sessions"]) for one in measured.values()]
     results = run_points(sweep, points, options.processes)
     found = [
         Prediction(label, one, result.figures) for (label, one), result in zip(measured.items(), results, strict=True)
@@ -94,10 +108,10 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(outcomes, options.check)
 
 
-def _tuning(system: str, then: argparse.Namespace) -> Tuning:
-    if system == "stock":
-        return Tuning("stock", max(then.budget, then.stock_seqs), then.stock_seqs)
-    return Tuning("ours", max_num_seqs=then.max_num_seqs, target_tps=then.target)
+def _tuning(measured: dict[str, Any], then: argparse.Namespace) -> Tuning:
+    if measured["system"] == "stock":
+        return Tuning("stock", measured["budget_tokens"], measured["max_num_seqs"])
+    return Tuning("ours", then.most_budget, then.max_num_seqs, target_tps=then.target)
 
 
 def _outcome(found: list[Prediction]) -> Outcome:

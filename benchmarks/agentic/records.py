@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.agentic.server_metrics import MetricSample
+from benchmarks.agentic.metric_sample import MetricSample
 from benchmarks.control.steps import percentile
 
 

@@ -7,8 +7,9 @@ import asyncio
 import time
 
 import aiohttp
-import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.agentic.metric_sample import MetricSample
 
 _NAMES = {
     "vllm:prefix_cache_queries_total": "queried_tokens",
@@ -17,17 +18,6 @@ _NAMES = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:num_preemptions_total": "preemptions",
 }
-
-
-class MetricSample(msgspec.Struct, tag="sample", tag_field="kind"):
-    """Counters of a server at a time; tokens count since the server's start."""
-
-    at_s: float
-    queried_tokens: float = 0.0
-    hit_tokens: float = 0.0
-    running: float = 0.0
-    waiting: float = 0.0
-    preemptions: float = 0.0
 
 
 async def sample(http: aiohttp.ClientSession, base_url: str, at_s: float) -> MetricSample | None:

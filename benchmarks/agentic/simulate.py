@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agentic.bound import Bound, bound_of_run, upper_bound
+from benchmarks.agentic.bound import Bound, upper_bound
 from benchmarks.agentic.goodput_bars import bars
 from benchmarks.agentic.options import add_shape_options, shape_of
 from benchmarks.agentic.records import write_records
@@ -136,11 +136,11 @@ def _hand_tuned(sweep: SweepOptions, options: argparse.Namespace) -> list[Tuning
 
 def _bound(results: list[PointResult], sweep: SweepOptions) -> Bound:
     """Return the bound for the traffic that was played where ours is best, or for the whole trace."""
-    times = StepTimeModel.load(sweep.step_model, "ours")
     result = best(results, "ours", sweep.target_tps)
-    if result is None:
-        return upper_bound(open_trace(sweep.trace, sweep.shape), times, sweep.target_tps)
-    return bound_of_run(result.records, result.window, times, sweep.target_tps)
+    if result is not None and result.bound is not None:
+        return result.bound
+    times = StepTimeModel.load(sweep.step_model, "ours")
+    return upper_bound(open_trace(sweep.trace, sweep.shape), times, sweep.target_tps)
 
 
 def _print_progress(result: PointResult) -> None:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import core as engine_core
 from vllm.v1.outputs import ModelRunnerOutput
 
+from benchmarks.agentic.bound import StepDone
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 from benchmarks.control.vllm_plane import arriving_request, build_engine, greedy
 
@@ -25,6 +26,7 @@ SCHEDULERS = {
     "ours": "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler",
 }
 _TOKEN = 7  # what answers consist of; nothing depends on it
+_NOTHING = StepShape(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class _Progress:
 class _InFlight:
     output: SchedulerOutput
     samples: list[str] = field(default_factory=list)
+    shape: StepShape = _NOTHING
+    begin_ms: float = 0.0
     end_ms: float = 0.0
     update_ms: float = 0.0
 
@@ -103,6 +107,7 @@ class SimulatedEngine:
         self.device_s = 0.0
         self.num_steps = 0
         self.num_preemptions = 0
+        self.steps: list[StepDone] = []
         self.times = times
         self._depth = settings.depth
         self._device_free_ms = 0.0
@@ -138,11 +143,12 @@ class SimulatedEngine:
         if not output.total_num_scheduled_tokens:
             return False
         step = _InFlight(output)
-        shape = self._shape(output, step.samples)
-        host = self.times.host(shape)
+        step.shape = self._shape(output, step.samples)
+        host = self.times.host(step.shape)
         now_ms = self.now_s * 1e3 + host.schedule_ms + host.runner_ms
-        device_ms = self.times.device_ms(shape)
-        step.end_ms = max(now_ms, self._device_free_ms) + device_ms
+        device_ms = self.times.device_ms(step.shape)
+        step.begin_ms = max(now_ms, self._device_free_ms)
+        step.end_ms = step.begin_ms + device_ms
         step.update_ms = host.update_ms
         self._device_free_ms = step.end_ms
         self.now_s = now_ms / 1e3
@@ -195,7 +201,14 @@ class SimulatedEngine:
                 emissions.append(Emission(output.request_id, num_tokens, finished, progress.cached_tokens))
                 if finished:
                     del self._progress[output.request_id]
+        self._note(step, sum(emission.num_tokens for emission in emissions))
         return emissions
+
+    def _note(self, step: _InFlight, num_tokens: int) -> None:
+        shape, fixed_ms = step.shape, self.times.device_ms(_NOTHING)
+        decode_ms = self.times.device_ms(StepShape(shape.num_decodes, shape.context_tokens, 0, 0)) - fixed_ms
+        prompt_ms = step.end_ms - step.begin_ms - fixed_ms - decode_ms
+        self.steps.append(StepDone(self.now_s, step.begin_ms, step.end_ms, decode_ms, prompt_ms, num_tokens))
 
 
 def _additional_config(settings: EngineSettings) -> Mapping[str, Any]:

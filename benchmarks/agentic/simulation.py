@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.agentic.bound import Bound, StepDone, bound_of_steps
 from benchmarks.agentic.records import TurnRecord, Window, figures
 from benchmarks.agentic.simulated_engine import Emission, EngineSettings, SimulatedEngine
-from benchmarks.agentic.step_time import StepTimeModel
+from benchmarks.agentic.step_time import StepShape, StepTimeModel
 from benchmarks.agentic.trace import Session, Trace
 
 _MOST_IDLE_STEPS = 1000
@@ -41,18 +42,33 @@ class SimulationResult:
     records: list[TurnRecord]
     window: Window
     target_tps: float
+    num_inside: list[int]
+    """Of each record, the tokens that came in the window."""
     elapsed_s: float = 0.0
     engine: dict[str, Any] = field(default_factory=dict)
+    steps: list[StepDone] = field(default_factory=list)
+    fixed_ms: float = 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the turns that count, and of the engine."""
-        return {**figures(self.records, self.window, self.target_tps), **self.engine}
+        """Return the figures of the turns that count, and of the engine.
+
+        Output is counted token by token here, where every one is seen, so that `bound` holds exactly.
+        """
+        seconds = self.window.end_s - self.window.begin_s
+        good = (n for n, record in zip(self.num_inside, self.records, strict=True) if record.tps >= self.target_tps)
+        exact = {"tokens_per_s_per_gpu": sum(self.num_inside) / seconds, "goodput_per_gpu": sum(good) / seconds}
+        return {**figures(self.records, self.window, self.target_tps), **exact, **self.engine}
+
+    def bound(self) -> Bound:
+        """Return what no schedule of this work could exceed."""
+        return bound_of_steps(self.steps, self.records, self.window, self.fixed_ms, self.target_tps)
 
 
 @dataclass
 class _Live:
     record: TurnRecord
     session: Session
+    num_inside: int = 0
 
 
 class Simulation:
@@ -62,11 +78,11 @@ class Simulation:
         self.engine = SimulatedEngine(settings, times)
         self._settings = settings
         self._options = options
-        self._records: list[TurnRecord] = []
+        self._ended: list[_Live] = []
         self._live: dict[str, _Live] = {}
         self._due: list[tuple[float, int, Session, int]] = []
         self._num_sent = 0
-        self._begin_s = 0.0
+        self._begin_s = self._count_from_s = 0.0
         self._trace = trace
 
     def _fill_cache(self) -> float:
@@ -82,6 +98,7 @@ class Simulation:
         """Simulate; raises StalledError when the scheduler stops planning while requests wait."""
         options, engine = self._options, self.engine
         self._begin_s = self._fill_cache()
+        self._count_from_s = self._begin_s + options.warm_s
         for session in self._trace.sessions:
             self._schedule(self._begin_s + session.start_s, session, 0)
         started, num_steps, device_s = time.perf_counter(), engine.num_steps, engine.device_s
@@ -105,6 +122,7 @@ class Simulation:
                 self._note(emission)
         elapsed_s, simulated_s = time.perf_counter() - started, engine.now_s - self._begin_s
         result = self._result(elapsed_s)
+        result.steps, result.fixed_ms = engine.steps, engine.times.device_ms(StepShape(0, 0, 0, 0))
         result.engine = {
             "steps": engine.num_steps - num_steps,
             "preemptions": engine.num_preemptions,
@@ -118,14 +136,22 @@ class Simulation:
 
     def _result(self, elapsed_s: float) -> SimulationResult:
         options, engine = self._options, self.engine
-        unfinished = [live.record for live in self._live.values()]
-        begin_s = self._begin_s + options.warm_s
-        window = Window(begin_s, max(min(self._begin_s + options.seconds, engine.now_s), begin_s + 1e-9))
+        begin_s = self._count_from_s
+        # A run that was through early ends just after its last token, which counts.
+        window = Window(begin_s, max(min(self._begin_s + options.seconds, engine.now_s + 1e-9), begin_s + 1e-9))
         # A turn that waits or streams at the end counts with what it has; one without a token is known to be late.
-        for record in unfinished:
-            if record.first_s < 0:
-                record.first_s = record.last_s = engine.now_s
-        return SimulationResult(self._settings, [*self._records, *unfinished], window, options.target_tps, elapsed_s)
+        for live in self._live.values():
+            if live.record.first_s < 0:
+                live.record.first_s = live.record.last_s = engine.now_s
+        lives = [*self._ended, *self._live.values()]
+        return SimulationResult(
+            self._settings,
+            [live.record for live in lives],
+            window,
+            options.target_tps,
+            [live.num_inside for live in lives],
+            elapsed_s,
+        )
 
     def _schedule(self, at_s: float, session: Session, turn: int) -> None:
         self._num_sent += 1
@@ -151,9 +177,10 @@ class Simulation:
                 record.first_s = now_s
             record.last_s = now_s
             record.output_tokens += emission.num_tokens
+            if self._count_from_s <= now_s < self._begin_s + self._options.seconds:
+                live.num_inside += emission.num_tokens
         if emission.finished:
-            del self._live[emission.request_id]
-            self._records.append(record)
+            self._ended.append(self._live.pop(emission.request_id))
             if record.turn + 1 < len(live.session.turns):
                 following = live.session.turns[record.turn + 1]
                 self._schedule(now_s + following.gap_s, live.session, record.turn + 1)

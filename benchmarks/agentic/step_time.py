@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -97,6 +97,11 @@ class StepTimeModel:
         if system not in data.scheduler_ms:
             raise StepModelError(f"{path}: no scheduler_ms for {system!r}; allowed: {sorted(data.scheduler_ms)}")
         return cls(data, system)
+
+    @classmethod
+    def of(cls, document: dict[str, Any], system: str) -> StepTimeModel:
+        """Take a data file's content as it is."""
+        return cls(msgspec.convert(document, _File), system)
 
     def scaled(self, factor: float) -> StepTimeModel:
         """Return the model of a device that takes `factor` times as long."""

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agentic.bound import Bound
 from benchmarks.agentic.records import TurnRecord, Window
 from benchmarks.agentic.shaping import Shape, open_trace
 from benchmarks.agentic.step_time import StepTimeModel
@@ -57,6 +58,8 @@ class PointResult:
     figures: dict[str, Any]
     records: list[TurnRecord]
     window: Window
+    bound: Bound | None = None
+    """What no schedule of the point's work could exceed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def run_point(options: SweepOptions, point: Point) -> PointResult:
     times = StepTimeModel.load(options.step_model, tuning.system).scaled(options.real_device_factor)
     wanted = SimulationOptions(options.seconds, options.warm_s, options.target_tps)
     result = Simulation(trace, settings, times, wanted).run()
-    return PointResult(point, result.figures(), result.records, result.window)
+    return PointResult(point, result.figures(), result.records, result.window, result.bound())
 
 
 def run_points(

@@ -107,6 +107,7 @@ def describe(llm: Any) -> dict[str, Any]:
         "async_scheduling": bool(scheduler.async_scheduling),
         "scheduler_class": str(scheduler.scheduler_cls or "vLLM's default"),
         "block_tokens": config.cache_config.block_size,
+        "num_blocks": config.cache_config.num_gpu_blocks,
         "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         "batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0"),
     }

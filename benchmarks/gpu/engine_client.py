@@ -50,10 +50,17 @@ class EngineProcess:
         finally:
             timer.cancel()
 
-    def run(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Run a measurement and return its figures."""
+    def run(self, command: str, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Run a measurement and return its figures; an engine that takes longer than `timeout_s` is killed and has failed."""
         self._send({"command": command, **arguments})
-        return self._receive()
+        if timeout_s is None:
+            return self._receive()
+        timer = threading.Timer(max(0.0, timeout_s), self._process.kill)
+        timer.start()
+        try:
+            return self._receive()
+        finally:
+            timer.cancel()
 
     def let_go(self) -> None:
         """Tell the process to end, without waiting for it."""

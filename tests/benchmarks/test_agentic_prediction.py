@@ -26,8 +26,9 @@ OPTIONS = {
     "seconds": 4.0,
     "target": 70.0,
     "budget": 2048,
+    "most_budget": 8192,
     "max_num_seqs": 64,
-    "stock_seqs": 8,
+    "stock_seqs": 64,
 }
 
 
@@ -38,11 +39,17 @@ def measured() -> dict[str, dict[str, object]]:
     shape = Shape(0, 5.0, 0.3, 0.2, 2.0, 8000, 0, 0.5, 0)
     sweep = SweepOptions("synthetic", shape, H200_DENSE_1B, 100_000, seconds=4.0, warm_s=1.0)
     points = {
-        "stock, 6 sessions": Point(Tuning("stock", 2048, 8), 6),
+        "stock seqs 8 tokens 2048, 6 sessions": Point(Tuning("stock", 2048, 8), 6),
         "ours, 6 sessions": Point(Tuning("ours", max_num_seqs=64, target_tps=70.0), 6),
     }
     return {
-        label: {**run_point(sweep, point).figures, "system": point.tuning.system, "num_sessions": 6}
+        label: {
+            **run_point(sweep, point).figures,
+            "system": point.tuning.system,
+            "num_sessions": 6,
+            "max_num_seqs": point.tuning.max_num_seqs,
+            "budget_tokens": point.tuning.budget_tokens,
+        }
         for label, point in points.items()
     }
 
@@ -56,9 +63,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def predicted(folder: Path, replays: dict[str, object]) -> tuple[int, dict[str, object]]:
-    (folder / "engines.json").write_text(json.dumps({"options": OPTIONS, "replays": replays, "bars": []}))
+    # 64 tokens a block, as the simulation was asked for without saying.
+    engines = {
+        system: {"num_blocks": blocks, "block_tokens": 64} for system, blocks in (("stock", 1562), ("ours", 1600))
+    }
+    document = {"options": OPTIONS, "replays": replays, "engines": engines, "bars": []}
+    (folder / "engines.json").write_text(json.dumps(document))
     found = folder / "found.json"
-    arguments = ["predict", str(folder), "--pool-tokens", "100000", "--check", "--json", str(found)]
+    arguments = ["predict", str(folder), "--check", "--json", str(found)]
     return command.main(arguments), json.loads(found.read_text())
 
 

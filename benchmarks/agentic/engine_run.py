@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases of `engines`: what is measured, in which order, and what is left out when time is short."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks.agentic.fit import write_step_model
+from benchmarks.agentic.options import shape_of
+from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
+from benchmarks.agentic.step_time import H200_DENSE_1B
+from benchmarks.agentic.stock_limits import StockLimits
+from benchmarks.agentic.stock_search import StockSearch
+from benchmarks.gpu.engine import EngineOptions
+from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
+from benchmarks.gpu.models import MODELS, TINY_MODELS, write_model
+
+STEP_MODEL = "step-model.json"
+_TUNABLE_STOCK = "benchmarks.agentic.tunable_stock.TunableScheduler"
+_DECODES = [[64, 1024], [256, 1024], [256, 2048], [512, 1024], [64, 8192]]
+_PREFILLS = [[0, 64], [0, 512], [0, 1536], [8192, 512]]
+_SHORT_ROWS, _SHORT_CONTEXT, _SHORT_PREFILLS = (1, 16, 64, 128, 256, 512), 64, [[0, 64]]
+_SHORT_HISTORY, _NUM_ROUNDS = 1024, 2
+_SHAPES_S, _ALONE_S = 45.0, 25.0  # what they take at most, as far as is known
+_LEAST_FILL_S, _CLOSING_S = 4.0, 6.0
+
+
+class EngineRun:
+    """A run with its deadline: the most telling figures first, and everything is written as it comes.
+
+    One session alone comes first, then ours and untuned stock under the first load, steps of known shapes, and by turns
+    tries of stock's limits under the first load and the other loads.
+    """
+
+    def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
+        self.figures: dict[str, dict[str, Any]] = {}
+        self.shapes: dict[str, Any] = {}
+        self.alone: dict[str, dict[str, Any]] = {}
+        self.engines: dict[str, dict[str, Any]] = {}
+        self._options = options
+        self._save = save
+        self._deadline = time.monotonic() + options.total_seconds
+        self._fill_s = _LEAST_FILL_S
+        most = StockLimits(options.stock_seqs, max(options.most_budget, options.stock_seqs))
+        self._search = StockSearch(options.target, most, options.budget)
+
+    def run(self, folder: Path) -> None:
+        """Build both engines and measure."""
+        environment = {"TOKENSPEED_TARGET_TPS_PER_USER": f"{self._options.target:g}"}
+        with engines(self._entries(folder), folder, self._left_s(), environment) as running:
+            self.engines = {system: engine.description for system, engine in running.items()}
+            print(f"built: {self.engines}", file=sys.stderr, flush=True)
+            self._save(self)
+            for phase in self._phases(running):
+                phase()
+                self._save(self)
+
+    def _entries(self, folder: Path) -> list[EngineOptions]:
+        options = self._options
+        model = (TINY_MODELS if options.tiny else MODELS)[options.model]
+        common = {
+            "model_folder": str(write_model(model, folder)),
+            "kv_cache_bytes": int(options.kv_gib * (1 << 30)),
+            "device": options.device,
+            "max_model_tokens": options.max_model_len,
+            "budget_tokens": max(options.most_budget, options.stock_seqs, options.max_num_seqs),
+        }
+        return [
+            EngineOptions(
+                "stock",
+                max_requests=options.stock_seqs,
+                llm_settings={"scheduler_cls": _TUNABLE_STOCK},
+                **common,
+            ),
+            EngineOptions("ours", max_requests=options.max_num_seqs, **common),
+        ]
+
+    def _phases(self, running: dict[str, EngineProcess]) -> list[Callable[[], None]]:
+        first, *others = self._options.loads
+
+        def ours(load: int) -> Callable[[], None]:
+            return lambda: self._play("ours", running["ours"], load)
+
+        def stock(load: int) -> Callable[[], None]:
+            return lambda: self._play("stock", running["stock"], load, self._search.best())
+
+        def tune() -> None:
+            limits = self._search.next()
+            if limits is not None:
+                self._play("stock", running["stock"], first, limits)
+
+        phases = [lambda: self._measure_alone(running), ours(first), tune]
+        phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running)]
+        phases += [tune, tune]
+        for load in others:
+            phases += [ours(load), stock(load)]
+        return [*phases, tune, tune]
+
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _has_time(self, seconds: float, what: str) -> bool:
+        left_s = self._left_s() - _CLOSING_S
+        if left_s < seconds:
+            print(f"left out: {what} ({left_s:.0f} s left, {seconds:.0f} needed)", file=sys.stderr, flush=True)
+        return left_s >= seconds
+
+    def _ask(self, engine: EngineProcess, command: str, **arguments: Any) -> dict[str, Any]:
+        return engine.run(command, timeout_s=self._left_s(), **arguments)
+
+    def _measure_alone(self, running: dict[str, EngineProcess]) -> None:
+        """One session whose turns come back to a history, a short and a long one; the systems by turns, and in both orders."""
+        options = self._options
+        history = min(options.history, options.max_model_len - 4096)
+        if history <= 0 or not self._has_time(_ALONE_S, "one session alone"):
+            return
+        lengths = sorted({min(_SHORT_HISTORY, history), history})
+        found: dict[str, dict[int, list[dict[str, Any]]]] = {system: {} for system in running}
+        for number in range(_NUM_ROUNDS):
+            for system, engine in list(running.items())[:: -1 if number % 2 else 1]:
+                for length in lengths:
+                    label = f"alone{number}-{length}"
+                    try:
+                        one = self._ask(engine, "returning_turns", history=length, round=number, label=label)
+                    except EngineFailedError as error:
+                        self.alone[system] = {"error": str(error)}
+                        continue
+                    found[system].setdefault(length, []).append(one)
+        for system, by_length in found.items():
+            if "error" not in self.alone.get(system, {}) and by_length:
+                self.alone[system] = {str(length): _joined(ones) for length, ones in by_length.items()}
+        print(f"one session alone: {self.alone}", file=sys.stderr, flush=True)
+
+    def _measure_shapes(self, running: dict[str, EngineProcess]) -> None:
+        if not self._has_time(_SHAPES_S, "steps of known shapes"):
+            return
+        options = self._options
+        most_rows = min(options.stock_seqs, options.max_num_seqs)
+        most = options.max_model_len - 4100
+        pool_tokens = min(one["num_blocks"] * one["block_tokens"] for one in self.engines.values())
+        decodes = [[n, c] for n, c in _DECODES if n <= most_rows and c <= most and n * (c + 500) <= 0.9 * pool_tokens]
+        prefills = [[begin, new] for begin, new in _PREFILLS if begin + new <= most]
+        short = [[n, _SHORT_CONTEXT] for n in _SHORT_ROWS if n <= most_rows]
+        start = time.monotonic()
+        try:
+            # Ours costs the host less, so its steps show more of the device.
+            self.shapes = self._ask(running["ours"], "step_shapes", decodes=decodes, prefills=prefills, stream=10_000)
+            self.shapes["short"] = {
+                system: self._ask(engine, "step_shapes", decodes=short, prefills=_SHORT_PREFILLS, stream=40_000)["rows"]
+                for system, engine in running.items()
+            }
+        except EngineFailedError as error:
+            self.shapes = {**self.shapes, "error": str(error)}
+            return
+        self.shapes["seconds"] = time.monotonic() - start
+        if options.out is not None:
+            self._fit()
+        print(f"steps of known shapes: {self.shapes}", file=sys.stderr, flush=True)
+
+    def _fit(self) -> None:
+        target = self._options.out / STEP_MODEL
+        command = " ".join(sys.argv)
+        try:
+            self.shapes["error_of_fit"] = write_step_model(
+                H200_DENSE_1B, target, self.shapes["rows"], command, self.shapes["short"]
+            )
+        except (ValueError, ArithmeticError, LookupError) as error:
+            self.shapes["not_fitted"] = f"{type(error).__name__}: {error}"
+
+    def _play(self, system: str, engine: EngineProcess, load: int, limits: StockLimits | None = None) -> None:
+        options = self._options
+        tuning = f" seqs {limits.max_num_seqs} tokens {limits.budget_tokens}" if limits else ""
+        name = f"{system}{tuning}, {load} sessions"
+        if not self._has_time(options.seconds + self._fill_s, name):
+            return
+        shape = shape_of(options, load, ramp_s=min(3.0, options.warm / 2))
+        label = f"{system}{load}" + (f"-{limits.max_num_seqs}-{limits.budget_tokens}" if limits else "")
+        wanted = {"trace": options.trace, "shape": asdict(shape), "label": label, "seconds": options.seconds}
+        try:
+            answer = self._ask(
+                engine,
+                "sessions",
+                limits=asdict(limits) if limits else None,
+                fill_limits=asdict(self._search.most) if limits else None,
+                **wanted,
+            )
+        except EngineFailedError as error:
+            self.figures[name] = {"error": str(error)}
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return
+        found = self._take_in(system, load, limits, label, answer)
+        self.figures[name] = found
+        if limits and load == options.loads[0]:
+            self._search.note(limits, found)
+        self._fill_s = max(self._fill_s, answer["fill_s"])
+        print(
+            f"{name}: p95 {found['tps_p5']:.0f} tokens/s, goodput {found['goodput_per_gpu']:,.0f}, "
+            f"{found['rows_mean']:.0f} rows, step {found['step_ms_p50']:.1f} ms, {self._left_s():.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _take_in(
+        self, system: str, load: int, limits: StockLimits | None, label: str, answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Write a point's turns and return its figures."""
+        options = self._options
+        records = msgspec.convert(answer["records"], list[TurnRecord])
+        window = Window(options.warm, options.seconds)
+        facts = {"system": system, "num_sessions": load, **(asdict(limits) if limits else {})}
+        if options.out is not None:
+            run = {**facts, "target_tps": options.target, "num_gpus": 1, "window": asdict(window)}
+            write_records(options.out / f"{label}.jsonl", run, records)
+            (options.out / f"{label}.steps.json").write_bytes(msgspec.json.encode(answer["steps"]))
+        return {
+            **figures(records, window, options.target),
+            **_step_figures(answer["steps"], window),
+            **facts,
+            "fill_s": answer["fill_s"],
+            "began_empty": answer["began_empty"],
+        }
+
+
+def _joined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians over the turns of all rounds."""
+    joined: dict[str, Any] = {
+        name: [value for one in rounds for value in one[name]] for name in ("all_ttft_ms", "all_tpot_ms")
+    }
+    joined["all_cold_ttft_ms"] = [one["cold_ttft_ms"] for one in rounds]
+    medians = {name.removeprefix("all_"): median(values) for name, values in joined.items()}
+    return {**medians, **joined}
+
+
+def _step_figures(steps: list[tuple[float, int, int]], window: Window) -> dict[str, float]:
+    """Return the mean number of requests that got a token in a step of the window, and the median time between two steps."""
+    inside = [step for step in steps if window.begin_s <= step[0] < window.end_s]
+    if len(inside) < 2:
+        return {"rows_mean": float("nan"), "step_ms_p50": float("nan")}
+    gaps_ms = [(after[0] - before[0]) * 1e3 for before, after in itertools.pairwise(inside)]
+    return {"rows_mean": sum(step[1] for step in inside) / len(inside), "step_ms_p50": median(gaps_ms)}
