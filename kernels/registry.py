@@ -10,8 +10,9 @@ from typing import Any
 
 
 class Priority(enum.IntEnum):
-    """Tiers, by which untuned kernels are ranked."""
+    """Tiers, by which untuned kernels are ranked; `UNTRIED` has never run on the hardware that it is for."""
 
+    UNTRIED = -1
     REFERENCE = 0
     PORTABLE = 1
     PERFORMANT = 2
@@ -113,6 +114,10 @@ def _always_available() -> str | None:
     return None
 
 
+def _unremarked(_: Mapping[str, int]) -> str:
+    return ""
+
+
 def _unplanned(*_: Any) -> None:
     return None
 
@@ -137,6 +142,7 @@ class KernelSpec:
         plan: called once per step, before the layers; outside any captured graph unless it says otherwise.
         workspace: called once per engine with the largest shapes.
         source: hash of its source, part of the key under which measurements are kept.
+        remark: what whoever chooses it for a shape must know.
     """
 
     family: str
@@ -154,6 +160,7 @@ class KernelSpec:
     plan: Callable[..., Any] = field(default=_unplanned)
     workspace: Callable[..., Any] = field(default=_unplanned)
     source: Callable[[], str] = field(default=lambda: "")
+    remark: Callable[[Mapping[str, int]], str] = _unremarked
 
     @property
     def name(self) -> str:

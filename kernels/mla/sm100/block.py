@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the warps of a decode block share while the kernel is traced: its arguments, its memory and its place in the grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, cute
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+
+from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, TILE_TOKENS, RowTiles
+from tokenspeed_plugin.kernels.mla.sm100.arithmetic import plan_offset
+from tokenspeed_plugin.kernels.mla.sm100.layout import ROW_COUNTS, SLOT_DIMS, DecodeLayout
+
+SOFTMAX_THREADS, WARPS = 128, 8
+KV_WARP, QUERY_WARP, PRODUCT_WARP = 4, 5, 6
+"""Warps 0 to 3 do softmax, rescaling and output; warp 7 only fills the block to two warpgroups."""
+ELEMENT_TYPES = {"bfloat16": BFloat16, "float8_e4m3fn": Float8E4M3FN}
+_SWIZZLES = {16: "INTER", 32: "SW32", 64: "SW64", 128: "SW128"}
+
+
+@dataclass(frozen=True)
+class DecodeVariant:
+    """What a decode kernel is compiled for.
+
+    Attributes:
+        num_heads: query heads on this GPU.
+        max_query_tokens: query tokens of a request, at most.
+        box_tokens: tokens of a page that one bulk copy moves: the page's, at most 64.
+        tiles: how the query rows fold.
+        layout: shared and tensor memory.
+    """
+
+    num_heads: int
+    max_query_tokens: int
+    box_tokens: int
+    tiles: RowTiles
+    layout: DecodeLayout
+
+    @property
+    def element(self) -> Any:
+        """The cache's type for the compiler."""
+        return ELEMENT_TYPES[self.layout.element]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tensors and numbers of a launch; see `DecodeKernel`."""
+
+    q_nope: Any
+    q_rope: Any
+    out: Any
+    lse: Any
+    block_table: Any
+    seq_lens: Any
+    query_starts: Any
+    plan: Any
+    partial_out: Any
+    partial_lse: Any
+    latents: Any
+    latents_map: Any
+    ropes: Any
+    ropes_map: Any
+    scale_log2: Any
+    output_scale: Any
+    num_requests: Any
+    num_tokens: Any
+    page_shift: Any
+    groups: Any
+
+    def planned(self, word: str, index: Any) -> Any:
+        """A word of the split plan."""
+        return self.plan[plan_offset(word, self.groups, self.num_requests) + index]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shared memory, barriers and matrix operands of the running block, and which rows it has.
+
+    The compiler takes frozen objects for what they are: the same in all branches.
+    """
+
+    variant: DecodeVariant
+    arguments: Arguments
+    base: Any
+    group: Any
+    row_tile: Any
+    first_head: Any
+    first_token: Any
+
+    @classmethod
+    def running(cls, variant: DecodeVariant, arguments: Arguments) -> Block:
+        """The block that the kernel's code is traced for."""
+        tiles = variant.tiles
+        group, head_tile, token_tile = cute.arch.block_idx()
+        return cls(
+            variant,
+            arguments,
+            cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024),
+            group,
+            token_tile * tiles.head_tiles + head_tile,
+            head_tile * tiles.heads,
+            token_tile * tiles.query_tokens,
+        )
+
+    @property
+    def layout(self) -> DecodeLayout:
+        """Shared and tensor memory."""
+        return self.variant.layout
+
+    @property
+    def tiles(self) -> RowTiles:
+        """How the query rows fold."""
+        return self.variant.tiles
+
+    @property
+    def scores_mma(self) -> Any:
+        """K Q^T, a new one each time: to set its fields changes it, and must not reach other branches."""
+        return self._mma(TILE_TOKENS, OperandMajorMode.K)
+
+    @property
+    def values_mma(self) -> Any:
+        """V^T P^T, likewise."""
+        return self._mma(SLOT_DIMS, OperandMajorMode.MN)
+
+    def _mma(self, m: int, major: Any) -> Any:
+        shape, one = (m, self.layout.rows, 32 // self.layout.element_bytes), tcgen05.CtaGroup.ONE
+        element, shared = self.variant.element, tcgen05.OperandSource.SMEM
+        if self.layout.element_bytes == 2:  # noqa: PLR2004 - bytes
+            operation = tcgen05.MmaF16BF16Op(element, Float32, shape, one, shared, major, major)
+        else:
+            operation = tcgen05.MmaF8F6F4Op(element, element, Float32, shape, one, shared, major, major)
+        return cute.make_tiled_mma(operation)
+
+    # ---- shared memory --------------------------------------------------------------------------------------------------
+
+    def pointer(self, dtype: Any, offset: Any, align: int) -> Any:
+        """A pointer to a byte of shared memory, as a pointer to `dtype`."""
+        return cute.make_ptr(dtype, (self.base + offset).toint(), cute.AddressSpace.smem, assumed_align=align)
+
+    def barrier(self, name: str, index: Any = 0) -> Any:
+        """One of the barriers of a name."""
+        return self.pointer(Int64, self.layout.barrier_offset(name) + index * 8, 8)
+
+    def floats(self, part: str) -> Any:
+        """A part of shared memory as fp32."""
+        size = self.layout.parts()[part] // 4
+        pointer = self.pointer(Float32, self.layout.offset(part), 16)
+        return cute.make_tensor(pointer, cute.make_layout(size))
+
+    def _operand(self, offset: int, row_bytes: int, major: str, shape: Any, stages: int, order: Any = None) -> Any:
+        element = self.variant.element
+        kind = tcgen05.SmemLayoutAtomKind[f"{major}_{_SWIZZLES[row_bytes]}"]
+        atom = tcgen05.make_smem_layout_atom(kind, element)
+        layout = tcgen05.tile_to_mma_shape(atom, cute.append(shape, stages), order=order)
+        pointer = cute.recast_ptr(self.pointer(element, offset, 1024), layout.inner, element)
+        return cute.make_tensor(pointer, layout.outer)
+
+    def keys(self) -> tuple[Any, Any]:
+        """A operands of the scores: latent slots [64 tokens x 128 dims] and rope slots [64 tokens x 64 dims]."""
+        layout, mma = self.layout, self.scores_mma
+        latents = self._operand(
+            layout.offset("latent ring"),
+            128,
+            "K",
+            mma.partition_shape_A((TILE_TOKENS, SLOT_DIMS)),
+            layout.latent_slots,
+        )
+        ropes = self._operand(
+            layout.offset("rope ring"),
+            ROPE_DIMS * layout.element_bytes,
+            "K",
+            mma.partition_shape_A((TILE_TOKENS, ROPE_DIMS)),
+            layout.rope_slots,
+        )
+        return mma.make_fragment_A(latents), mma.make_fragment_A(ropes)
+
+    def queries(self) -> tuple[Any, Any]:
+        """B operands of the scores: [rows x 512 latent dims] and [rows x 64 rope dims]."""
+        layout, mma = self.layout, self.scores_mma
+        start, rope_bytes = layout.offset("query"), ROPE_DIMS * layout.element_bytes
+        latent_bytes = layout.rows * LATENT_DIMS * layout.element_bytes
+        latents = self._operand(start, 128, "K", mma.partition_shape_B((layout.rows, LATENT_DIMS)), 1)
+        ropes = self._operand(
+            start + latent_bytes, rope_bytes, "K", mma.partition_shape_B((layout.rows, HEAD_DIMS - LATENT_DIMS)), 1
+        )
+        return mma.make_fragment_B(latents), mma.make_fragment_B(ropes)
+
+    def values(self) -> Any:
+        """A operand of the output: the latent slots again, [128 dims x 64 tokens]."""
+        shape = self.values_mma.partition_shape_A((SLOT_DIMS, TILE_TOKENS))
+        # Tokens before blocks of dims: as the bulk copies lay them.
+        latents = self._operand(
+            self.layout.offset("latent ring"), 128, "MN", shape, self.layout.latent_slots, order=(1, 0, 2)
+        )
+        return self.values_mma.make_fragment_A(latents)
+
+    def probabilities(self) -> Any:
+        """B operand of the output: [rows x 64 tokens]."""
+        shape = self.values_mma.partition_shape_B((self.layout.rows, TILE_TOKENS))
+        row_bytes = self.layout.rows * self.layout.element_bytes
+        return self.values_mma.make_fragment_B(
+            self._operand(self.layout.offset("probabilities"), row_bytes, "MN", shape, 1)
+        )
+
+    # ---- tensor memory --------------------------------------------------------------------------------------------------
+
+    @property
+    def _columns_address(self) -> Any:
+        return self.pointer(Int32, self.layout.offset("tensor-memory address"), 16)
+
+    def allocate_columns(self) -> None:
+        """By the product warp; the address appears in shared memory."""
+        cute.arch.alloc_tmem(self.layout.tensor_columns, self._columns_address)
+        cute.arch.relinquish_tmem_alloc_permit()
+
+    def columns(self) -> Any:
+        """The first allocated column."""
+        return cute.arch.retrieve_tmem_ptr(Float32, 16, self._columns_address)
+
+    def free_columns(self, first: Any) -> None:
+        """By the product warp, when nobody reads them any more."""
+        cute.arch.dealloc_tmem(first, self.layout.tensor_columns)
+
+    def scores(self, first: Any, buffer: Any) -> Any:
+        """A score buffer: [64 tokens x rows]."""
+        shape = self.scores_mma.partition_shape_C((TILE_TOKENS, self.layout.rows))
+        fragment = self.scores_mma.make_fragment_C(shape)
+        return cute.make_tensor(first + self._column(buffer * self.layout.rows), fragment.layout)
+
+    def output(self, first: Any, slot: Any) -> Any:
+        """The output of the dims of one latent slot: [128 dims x rows]."""
+        fragment = self.values_mma.make_fragment_C(
+            self.values_mma.partition_shape_C((SLOT_DIMS, self.layout.rows))
+        )
+        column = self.layout.output_column + slot * self.layout.rows
+        return cute.make_tensor(first + self._column(column), fragment.layout)
+
+    @staticmethod
+    def _column(column: Any) -> Any:
+        """A multiple of the smallest row count: the loads demand to know that it is even."""
+        return column if isinstance(column, int) else cute.assume(column, divby=ROW_COUNTS[0])
+
+
+class DeviceMath:
+    """The mathematics of formulas.py on the device."""
+
+    number = Float32
+    maximum = staticmethod(cute.arch.fmax)
+    select = staticmethod(cutlass.select_)
+
+    @staticmethod
+    def exp2(x: Any) -> Any:
+        """Two to a power, by the special-function unit; two to -inf is 0."""
+        return cute.math.exp2(x, fastmath=True)
+
+    @staticmethod
+    def log2(x: Any) -> Any:
+        """Logarithm, by the special-function unit."""
+        return cute.math.log2(x, fastmath=True)
+
+
+def fence_before_barrier() -> None:
+    """Orders this thread's tensor-memory accesses before what it announces next."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+
+
+def fence_after_barrier() -> None:
+    """Orders this thread's tensor-memory accesses behind what it has waited for."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
