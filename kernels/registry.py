@@ -114,7 +114,7 @@ def _always_available() -> str | None:
     return None
 
 
-def _unremarked(_: Mapping[str, int]) -> str:
+def _unremarked(*_: Any) -> str:
     return ""
 
 
@@ -142,7 +142,7 @@ class KernelSpec:
         plan: called once per step, before the layers; outside any captured graph unless it says otherwise.
         workspace: called once per engine with the largest shapes.
         source: hash of its source, part of the key under which measurements are kept.
-        remark: what whoever chooses it for a shape must know.
+        remark: what whoever chooses it for a shape and formats must know.
     """
 
     family: str
@@ -160,7 +160,7 @@ class KernelSpec:
     plan: Callable[..., Any] = field(default=_unplanned)
     workspace: Callable[..., Any] = field(default=_unplanned)
     source: Callable[[], str] = field(default=lambda: "")
-    remark: Callable[[Mapping[str, int]], str] = _unremarked
+    remark: Callable[[Mapping[str, int], Signature], str] = _unremarked
 
     @property
     def name(self) -> str:

@@ -146,8 +146,11 @@ def select_kernel(
     times_us = tuning.times_us(request.family, request.mode, request.signature, request.shape) if tuning else {}
     ranked = sorted(fitting, key=lambda spec: _rank(spec, request.objective, times_us))
     best = ranked[0]
-    losers = tuple(Rejection(spec.solution, _why_not(spec, best, request.objective, times_us)) for spec in ranked[1:])
-    return Selection(best, _why(best, request.objective, times_us), (*losers, *rejections))
+    losers = tuple(
+        Rejection(spec.solution, _remarked(_why_not(spec, best, request.objective, times_us), spec, request))
+        for spec in ranked[1:]
+    )
+    return Selection(best, _remarked(_why(best, request.objective, times_us), best, request), (*losers, *rejections))
 
 
 def _override(family: str, solution: str | None, setting: str, registry: Registry) -> tuple[str | None, str]:
@@ -196,7 +199,7 @@ def _named(
     for spec in fitting:
         if spec.solution == named:
             others = (Rejection(other.solution, f"{named} was asked for") for other in fitting if other is not spec)
-            return Selection(spec, f"asked for by {origin}", (*others, *rejections))
+            return Selection(spec, _remarked(f"asked for by {origin}", spec, request), (*others, *rejections))
     reason = next((r.reason for r in rejections if r.solution == named), f"it has no mode {request.mode}")
     raise KernelSelectionError(f"{origin} asks for {request.family}={named}, which does not fit {request}: {reason}")
 
@@ -223,6 +226,11 @@ def _why_not(spec: KernelSpec, best: KernelSpec, objective: Objective, times_us:
             return "not measured"
         return f"measured {times_us[spec.solution]:.1f} us, {best.solution} {times_us[best.solution]:.1f} us"
     return f"tier {spec.priority.name.lower()}, {best.solution} is {best.priority.name.lower()}"
+
+
+def _remarked(reason: str, spec: KernelSpec, request: KernelRequest) -> str:
+    remark = spec.remark(request.shape, request.signature)
+    return f"{reason}; {remark}" if remark else reason
 
 
 def _listed(rejections: list[Rejection]) -> str:

@@ -20,7 +20,9 @@ from tokenspeed_plugin.kernels.autotune import (
     user_store,
 )
 from tokenspeed_plugin.kernels.device import device_key, this_platform
-from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, decode_shape
+from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
+from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
+from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, decode_shape
 from tokenspeed_plugin.kernels.registry import Objective, Platform, default_registry, signature_text
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 
@@ -31,6 +33,7 @@ Queries = Annotated[int, typer.Option(min=1, help="Query tokens of a request, dr
 Requests = Annotated[int, typer.Option(min=1, help="Requests in the batch.")]
 Context = Annotated[int, typer.Option(min=1, help="Cached tokens of a request.")]
 Page = Annotated[int, typer.Option(min=1, help="Tokens of a page.")]
+Fp8 = Annotated[bool, typer.Option("--fp8", help="Cache and queries in FP8 instead of bf16.")]
 
 
 @app.command("list")
@@ -60,11 +63,17 @@ def explain(
     platform: Annotated[str | None, typer.Option(help="cpu, cuda:9.0 or rocm:9.5; default: this machine.")] = None,
     gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "",
     kernels: Annotated[str, typer.Option(help="Override as --kernels takes it: auto, or mla=NAME.")] = "auto",
+    fp8: Fp8 = False,
 ) -> None:
     """Show which MLA decode kernel would run, and why no other."""
     device = _platform(platform, gpu)
     request = KernelRequest(
-        "mla", "decode", BF16, decode_shape(heads, queries, page, requests, context), device, objective
+        "mla",
+        "decode",
+        FP8 if fp8 else BF16,
+        decode_shape(heads, queries, page, requests, context),
+        device,
+        objective,
     )
     try:
         selection = select_kernel(request, setting=kernels, tuning=_tuning(device))
@@ -117,6 +126,33 @@ def bench(
     for solution, microseconds in sorted(times_us.items(), key=lambda item: item[1]):
         table.add_row(solution, f"{microseconds:.1f}")
     _console().print(table)
+
+
+@app.command("compile")
+def compile_kernels(
+    heads: Heads = 16,
+    queries: Queries = 1,
+    page: Page = 64,
+    fp8: Fp8 = False,
+    arch: Annotated[str, typer.Option(help="sm_100a or sm_103a.")] = "sm_100a",
+) -> None:
+    """Compile our Blackwell MLA decode kernels, with or without a GPU, and show what they use."""
+    if (reason := unavailable_reason()) is not None:
+        raise _failure(reason)
+    from tokenspeed_plugin.kernels.mla.sm100.report import compiled_kernels, variant_of
+
+    variant = variant_of(heads, queries, page, "float8_e4m3fn" if fp8 else "bfloat16")
+    layout = variant.layout
+    table = Table("kernel", "registers", "spilled bytes", "stack bytes", "cubin bytes")
+    for kernel in compiled_kernels(variant, arch):
+        numbers = (kernel.registers, kernel.spill_bytes, kernel.stack_bytes, len(kernel.cubin))
+        table.add_row(kernel.name, *map(str, numbers))
+    _console().print(table)
+    _console().print(
+        f"decode: {layout.rows} rows, {layout.latent_slots} latent and {layout.rope_slots} rope slots, "
+        f"{layout.shared_bytes} of {SHARED_LIMIT_BYTES} bytes of shared memory, "
+        f"{layout.used_columns} of {TENSOR_COLUMNS} tensor-memory columns used, {layout.tensor_columns} allocated"
+    )
 
 
 def table_of(document: dict[str, object]) -> TuningTable:

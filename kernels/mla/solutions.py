@@ -6,11 +6,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES
+from tokenspeed_plugin.kernels.mla.sm100.model import estimate_decode
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,
@@ -22,6 +23,11 @@ from tokenspeed_plugin.kernels.registry import (
 )
 
 BF16: Signature = {"q": OperandFormat("bfloat16"), "kv": OperandFormat("bfloat16")}
+FP8: Signature = {
+    "q": OperandFormat("float8_e4m3fn", "tensor"),
+    "kv": OperandFormat("float8_e4m3fn", "tensor"),
+}
+BLACKWELL = Capability("cuda", (10, 0), (10, 4))
 HOPPER = Capability("cuda", (9, 0), (9, 1))
 
 
@@ -53,6 +59,48 @@ def _workspace_sm90(*arguments: Any) -> Any:
     from tokenspeed_plugin.kernels.mla.sm90.decode import MlaWorkspace
 
     return MlaWorkspace(*arguments)
+
+
+def _cute_sm100() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.sm100.decode import mla_decode
+
+    return mla_decode
+
+
+def _plan_sm100(*arguments: Any) -> Any:
+    from tokenspeed_plugin.kernels.mla.sm100.decode import MlaDecodePlan
+
+    return MlaDecodePlan(*arguments)
+
+
+def _workspace_sm100(*arguments: Any) -> Any:
+    from tokenspeed_plugin.kernels.mla.sm100.decode import MlaWorkspace
+
+    return MlaWorkspace(*arguments)
+
+
+def _unavailable_sm100() -> str | None:
+    from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
+
+    return unavailable_reason()
+
+
+def _remark_sm100(shape: Mapping[str, int], signature: Signature) -> str:
+    if not {"heads", "query_tokens", "requests", "context_tokens"} <= shape.keys():
+        return "never run on hardware"
+    estimate = estimate_decode(shape, signature["kv"].dtype)
+    return (
+        f"never run on hardware; a model of the B200 expects {estimate.expected_us:.1f} us, bound by {estimate.bound}"
+    )
+
+
+def _source_sm100() -> str:
+    files = sorted(Path(__file__).with_name("sm100").glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def _missing_any(*modules: str) -> str | None:
+    return next((reason for module in modules if (reason := _missing(module)) is not None), None)
 
 
 def _file_hash(name: str) -> str:
@@ -135,6 +183,38 @@ SOLUTIONS = (
         traits=(ShapeTrait("page_tokens", 16, power_of_two=True),),
         host_backend="FLASH_ATTN_MLA",
         unavailable=functools.partial(_missing, "vllm"),
+    ),
+    KernelSpec(
+        "mla",
+        "decode",
+        "cute_sm100",
+        capabilities=(BLACKWELL,),
+        signatures=(BF16, FP8),
+        load=_cute_sm100,
+        priority=Priority.UNTRIED,
+        traits=(
+            ShapeTrait("heads", 1, 128),
+            ShapeTrait("query_tokens", 1, 8),
+            ShapeTrait("page_tokens", 16, power_of_two=True),
+        ),
+        objectives=frozenset({Objective.LATENCY, Objective.THROUGHPUT}),
+        unavailable=_unavailable_sm100,
+        plan=_plan_sm100,
+        workspace=_workspace_sm100,
+        source=_source_sm100,
+        remark=_remark_sm100,
+    ),
+    KernelSpec(
+        "mla",
+        "decode",
+        "tokenspeed_mla",
+        capabilities=(BLACKWELL,),
+        signatures=(FP8,),
+        load=_host("TOKENSPEED_MLA"),
+        priority=Priority.PERFORMANT,
+        traits=(ShapeTrait("query_tokens", 1, 8), ShapeTrait("page_tokens", allowed=frozenset({32, 64}))),
+        host_backend="TOKENSPEED_MLA",
+        unavailable=functools.partial(_missing_any, "vllm", "tokenspeed_mla"),
     ),
 )
 

@@ -7,43 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass._mlir.dialects import nvvm
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
-from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS, TILE_TOKENS, RowTiles
+from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, TILE_TOKENS, RowTiles
 from tokenspeed_plugin.kernels.mla.sm100.arithmetic import plan_offset
-from tokenspeed_plugin.kernels.mla.sm100.layout import ROW_COUNTS, SLOT_DIMS, DecodeLayout
+from tokenspeed_plugin.kernels.mla.sm100.layout import ALIGNMENT_BYTES, ROW_COUNTS, SLOT_DIMS, DecodeLayout
+from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 
 SOFTMAX_THREADS, WARPS = 128, 8
 KV_WARP, QUERY_WARP, PRODUCT_WARP = 4, 5, 6
 """Warps 0 to 3 do softmax, rescaling and output; warp 7 only fills the block to two warpgroups."""
-ELEMENT_TYPES = {"bfloat16": BFloat16, "float8_e4m3fn": Float8E4M3FN}
-_SWIZZLES = {16: "INTER", 32: "SW32", 64: "SW64", 128: "SW128"}
-
-
-@dataclass(frozen=True)
-class DecodeVariant:
-    """What a decode kernel is compiled for.
-
-    Attributes:
-        num_heads: query heads on this GPU.
-        max_query_tokens: query tokens of a request, at most.
-        box_tokens: tokens of a page that one bulk copy moves: the page's, at most 64.
-        tiles: how the query rows fold.
-        layout: shared and tensor memory.
-    """
-
-    num_heads: int
-    max_query_tokens: int
-    box_tokens: int
-    tiles: RowTiles
-    layout: DecodeLayout
-
-    @property
-    def element(self) -> Any:
-        """The cache's type for the compiler."""
-        return ELEMENT_TYPES[self.layout.element]
 
 
 @dataclass(frozen=True)
@@ -99,7 +73,7 @@ class Block:
         return cls(
             variant,
             arguments,
-            cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024),
+            cute.arch.get_dyn_smem(cutlass.Uint8, alignment=ALIGNMENT_BYTES),
             group,
             token_tile * tiles.head_tiles + head_tile,
             head_tile * tiles.heads,
@@ -115,25 +89,6 @@ class Block:
     def tiles(self) -> RowTiles:
         """How the query rows fold."""
         return self.variant.tiles
-
-    @property
-    def scores_mma(self) -> Any:
-        """K Q^T, a new one each time: to set its fields changes it, and must not reach other branches."""
-        return self._mma(TILE_TOKENS, OperandMajorMode.K)
-
-    @property
-    def values_mma(self) -> Any:
-        """V^T P^T, likewise."""
-        return self._mma(SLOT_DIMS, OperandMajorMode.MN)
-
-    def _mma(self, m: int, major: Any) -> Any:
-        shape, one = (m, self.layout.rows, 32 // self.layout.element_bytes), tcgen05.CtaGroup.ONE
-        element, shared = self.variant.element, tcgen05.OperandSource.SMEM
-        if self.layout.element_bytes == 2:  # noqa: PLR2004 - bytes
-            operation = tcgen05.MmaF16BF16Op(element, Float32, shape, one, shared, major, major)
-        else:
-            operation = tcgen05.MmaF8F6F4Op(element, element, Float32, shape, one, shared, major, major)
-        return cute.make_tiled_mma(operation)
 
     # ---- shared memory --------------------------------------------------------------------------------------------------
 
@@ -151,60 +106,37 @@ class Block:
         pointer = self.pointer(Float32, self.layout.offset(part), 16)
         return cute.make_tensor(pointer, cute.make_layout(size))
 
-    def _operand(self, offset: int, row_bytes: int, major: str, shape: Any, stages: int, order: Any = None) -> Any:
-        element = self.variant.element
-        kind = tcgen05.SmemLayoutAtomKind[f"{major}_{_SWIZZLES[row_bytes]}"]
-        atom = tcgen05.make_smem_layout_atom(kind, element)
-        layout = tcgen05.tile_to_mma_shape(atom, cute.append(shape, stages), order=order)
-        pointer = cute.recast_ptr(self.pointer(element, offset, 1024), layout.inner, element)
+    def operand(self, offset: int, layout: Any) -> Any:
+        """Shared memory as a matrix operand."""
+        pointer = cute.recast_ptr(
+            self.pointer(self.variant.element, offset, ALIGNMENT_BYTES), layout.inner, self.variant.element
+        )
         return cute.make_tensor(pointer, layout.outer)
 
     def keys(self) -> tuple[Any, Any]:
-        """A operands of the scores: latent slots [64 tokens x 128 dims] and rope slots [64 tokens x 64 dims]."""
-        layout, mma = self.layout, self.scores_mma
-        latents = self._operand(
-            layout.offset("latent ring"),
-            128,
-            "K",
-            mma.partition_shape_A((TILE_TOKENS, SLOT_DIMS)),
-            layout.latent_slots,
-        )
-        ropes = self._operand(
-            layout.offset("rope ring"),
-            ROPE_DIMS * layout.element_bytes,
-            "K",
-            mma.partition_shape_A((TILE_TOKENS, ROPE_DIMS)),
-            layout.rope_slots,
-        )
+        """A operands of the scores: latent and rope slots."""
+        variant, mma = self.variant, self.variant.scores_mma
+        latents = self.operand(self.layout.offset("latent ring"), variant.latent_keys())
+        ropes = self.operand(self.layout.offset("rope ring"), variant.rope_keys())
         return mma.make_fragment_A(latents), mma.make_fragment_A(ropes)
 
     def queries(self) -> tuple[Any, Any]:
-        """B operands of the scores: [rows x 512 latent dims] and [rows x 64 rope dims]."""
-        layout, mma = self.layout, self.scores_mma
-        start, rope_bytes = layout.offset("query"), ROPE_DIMS * layout.element_bytes
-        latent_bytes = layout.rows * LATENT_DIMS * layout.element_bytes
-        latents = self._operand(start, 128, "K", mma.partition_shape_B((layout.rows, LATENT_DIMS)), 1)
-        ropes = self._operand(
-            start + latent_bytes, rope_bytes, "K", mma.partition_shape_B((layout.rows, HEAD_DIMS - LATENT_DIMS)), 1
-        )
+        """B operands of the scores: latent and rope dims."""
+        variant, layout, mma = self.variant, self.layout, self.variant.scores_mma
+        start = layout.offset("query")
+        latents = self.operand(start, variant.latent_queries())
+        ropes = self.operand(start + layout.rows * LATENT_DIMS * layout.element_bytes, variant.rope_queries())
         return mma.make_fragment_B(latents), mma.make_fragment_B(ropes)
 
     def values(self) -> Any:
-        """A operand of the output: the latent slots again, [128 dims x 64 tokens]."""
-        shape = self.values_mma.partition_shape_A((SLOT_DIMS, TILE_TOKENS))
-        # Tokens before blocks of dims: as the bulk copies lay them.
-        latents = self._operand(
-            self.layout.offset("latent ring"), 128, "MN", shape, self.layout.latent_slots, order=(1, 0, 2)
-        )
-        return self.values_mma.make_fragment_A(latents)
+        """A operand of the output: the latent slots again."""
+        latents = self.operand(self.layout.offset("latent ring"), self.variant.values())
+        return self.variant.values_mma.make_fragment_A(latents)
 
     def probabilities(self) -> Any:
-        """B operand of the output: [rows x 64 tokens]."""
-        shape = self.values_mma.partition_shape_B((self.layout.rows, TILE_TOKENS))
-        row_bytes = self.layout.rows * self.layout.element_bytes
-        return self.values_mma.make_fragment_B(
-            self._operand(self.layout.offset("probabilities"), row_bytes, "MN", shape, 1)
-        )
+        """B operand of the output."""
+        operand = self.operand(self.layout.offset("probabilities"), self.variant.probabilities())
+        return self.variant.values_mma.make_fragment_B(operand)
 
     # ---- tensor memory --------------------------------------------------------------------------------------------------
 
@@ -227,14 +159,14 @@ class Block:
 
     def scores(self, first: Any, buffer: Any) -> Any:
         """A score buffer: [64 tokens x rows]."""
-        shape = self.scores_mma.partition_shape_C((TILE_TOKENS, self.layout.rows))
-        fragment = self.scores_mma.make_fragment_C(shape)
+        shape = self.variant.scores_mma.partition_shape_C((TILE_TOKENS, self.layout.rows))
+        fragment = self.variant.scores_mma.make_fragment_C(shape)
         return cute.make_tensor(first + self._column(buffer * self.layout.rows), fragment.layout)
 
     def output(self, first: Any, slot: Any) -> Any:
         """The output of the dims of one latent slot: [128 dims x rows]."""
-        fragment = self.values_mma.make_fragment_C(
-            self.values_mma.partition_shape_C((SLOT_DIMS, self.layout.rows))
+        fragment = self.variant.values_mma.make_fragment_C(
+            self.variant.values_mma.partition_shape_C((SLOT_DIMS, self.layout.rows))
         )
         column = self.layout.output_column + slot * self.layout.rows
         return cute.make_tensor(first + self._column(column), fragment.layout)

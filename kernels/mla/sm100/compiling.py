@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import cuda.bindings.driver as driver
+from cuda.bindings import driver
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_ptr
 
-from tokenspeed_plugin.kernels.mla.sm100.block import DecodeVariant
 from tokenspeed_plugin.kernels.mla.sm100.kernel import DecodeKernel
 from tokenspeed_plugin.kernels.mla.sm100.merging import MergeKernel
+from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 from tokenspeed_plugin.kernels.mla.sm100.output import partial_element
 from tokenspeed_plugin.kernels.mla.sm100.planning import PlanKernel
 
@@ -36,7 +36,9 @@ ALIGNMENT_BYTES = {"q_nope": 16, "q_rope": 16, "kv_cache": 16, "partial_out": 16
 """Alignment that a kernel relies on; 4 for all other addresses."""
 
 
-def arguments(names: tuple[str, ...], variant: DecodeVariant | None, values: Mapping[str, Any], stream: int) -> list[Any]:
+def arguments(
+    names: tuple[str, ...], variant: DecodeVariant | None, values: Mapping[str, Any], stream: int
+) -> list[Any]:
     """Addresses, strides and numbers as the compiled functions take them.
 
     Args:

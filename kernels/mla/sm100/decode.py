@@ -18,7 +18,7 @@ from tokenspeed_plugin.kernels.mla.geometry import (
     RowTiles,
     plan_words,
 )
-from tokenspeed_plugin.kernels.mla.sm100.layout import ELEMENT_BYTES, ROW_COUNTS, DecodeLayout
+from tokenspeed_plugin.kernels.mla.sm100.layout import ROW_COUNTS, DecodeLayout
 
 ELEMENTS = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn"}
 MIN_PAGE_TOKENS = 16
@@ -235,7 +235,7 @@ def _architecture(device: torch.device) -> str:
 
 @functools.cache
 def _variant(num_heads: int, max_query_tokens: int, box_tokens: int, element: str) -> Any:
-    from tokenspeed_plugin.kernels.mla.sm100.block import DecodeVariant
+    from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 
     tiles = RowTiles.fold(num_heads, max_query_tokens, ROW_COUNTS)
     return DecodeVariant(num_heads, max_query_tokens, box_tokens, tiles, DecodeLayout.fitted(tiles.rows, element))

@@ -26,9 +26,9 @@ from tokenspeed_plugin.kernels.mla.sm100.block import (
     WARPS,
     Arguments,
     Block,
-    DecodeVariant,
 )
-from tokenspeed_plugin.kernels.mla.sm100.loading import load_kv, load_queries, swizzled_box
+from tokenspeed_plugin.kernels.mla.sm100.loading import load_kv, load_queries
+from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 from tokenspeed_plugin.kernels.mla.sm100.products import run_products
 from tokenspeed_plugin.kernels.mla.sm100.softmax import soften
 
@@ -134,9 +134,9 @@ class DecodeKernel:
             (aligned(kv_strides[1], units), 1, aligned(kv_strides[0], units)),
         )
         latents_map, latents = cpasync.make_tiled_tma_atom(
-            load, cache, swizzled_box(variant, layout.block_dims), (box, layout.block_dims)
+            load, cache, variant.box(layout.block_dims), (box, layout.block_dims)
         )
-        ropes_map, ropes = cpasync.make_tiled_tma_atom(load, cache, swizzled_box(variant, ROPE_DIMS), (box, ROPE_DIMS))
+        ropes_map, ropes = cpasync.make_tiled_tma_atom(load, cache, variant.box(ROPE_DIMS), (box, ROPE_DIMS))
         self.kernel(
             tensor_of(q_nope, (num_tokens, heads, LATENT_DIMS), (*aligned_all(q_nope_strides, units), 1)),
             tensor_of(q_rope, (num_tokens, heads, ROPE_DIMS), (*aligned_all(q_rope_strides, units), 1)),
@@ -148,8 +148,16 @@ class DecodeKernel:
             vector_of(plan, plan_words(groups, num_requests)),
             tensor_of(partial_out, (slots, LATENT_DIMS), (LATENT_DIMS, 1)),
             vector_of(partial_lse, slots),
-            latents, latents_map, ropes, ropes_map, scale_log2, output_scale, num_requests, page_shift, groups,
-        ).launch(  # fmt: skip
+            latents,
+            latents_map,
+            ropes,
+            ropes_map,
+            scale_log2,
+            output_scale,
+            num_requests,
+            page_shift,
+            groups,
+        ).launch(
             grid=(groups, variant.tiles.head_tiles, variant.tiles.token_tiles),
             block=(32 * WARPS, 1, 1),
             smem=layout.shared_bytes,

@@ -20,7 +20,12 @@ from tokenspeed_plugin.kernels.mla.sm100.arithmetic import (
     tiles_of,
 )
 from tokenspeed_plugin.kernels.mla.sm100.block import Block
-from tokenspeed_plugin.kernels.mla.sm100.layout import LATENT_SLOTS_OF_TILE, SLOT_DIMS
+from tokenspeed_plugin.kernels.mla.sm100.layout import (
+    ALIGNMENT_BYTES,
+    LATENT_SLOTS_OF_TILE,
+    SLOT_DIMS,
+    SWIZZLE_ROW_BYTES,
+)
 
 WARP_LANES, UNIT_BYTES = 32, 16
 
@@ -36,29 +41,17 @@ def next_request(seq_lens: cute.Tensor, request: Int32) -> Int32:
 
 def kv_boxes(block: Block, ring: str, map_: Any, tensor: Any, dims: int, slot_dims: int) -> tuple[Any, Any]:
     """Destination [box][block of dims][slot] and source [box of the page][block of dims][page] of the bulk copies."""
-    layout, box = block.layout, block.variant.box_tokens
-    stages = layout.latent_slots if ring == "latent ring" else layout.rope_slots
-    atom = swizzled_box(block.variant, dims)
-    outer = cute.make_layout(
-        ((box, dims), TILE_TOKENS // box, slot_dims // dims, stages),
-        stride=((dims, 1), box * dims, TILE_TOKENS * dims, TILE_TOKENS * slot_dims),
-    )
+    variant, layout = block.variant, block.layout
+    slots = layout.latent_slots if ring == "latent ring" else layout.rope_slots
     pointer = cute.recast_ptr(
-        block.pointer(block.variant.element, layout.offset(ring), 1024), atom.inner, block.variant.element
+        block.pointer(variant.element, layout.offset(ring), ALIGNMENT_BYTES), variant.box(dims).inner, variant.element
     )
-    source = cute.local_tile(tensor, (box, dims), (None, None, None))
-    return cpasync.tma_partition(
-        map_, 0, cute.make_layout(1), cute.make_tensor(pointer, outer), cute.group_modes(source, 0, 2)
+    target = cute.make_tensor(pointer, variant.boxes(dims, slot_dims, slots))
+    source = cute.local_tile(tensor, (variant.box_tokens, dims), (None, None, None))
+    target_parts, source_parts = cpasync.tma_partition(
+        map_, 0, cute.make_layout(1), target, cute.group_modes(source, 0, 2)
     )
-
-
-def swizzled_box(variant: Any, dims: int) -> Any:
-    """Shared-memory layout of one box: [tokens][dims], rows of up to 128 bytes, swizzled as the products read them."""
-    from cutlass.cute.nvgpu import tcgen05
-
-    kind = tcgen05.SmemLayoutAtomKind[f"K_SW{dims * variant.layout.element_bytes}"]
-    atom = tcgen05.make_smem_layout_atom(kind, variant.element)
-    return cute.tile_to_shape(atom, (variant.box_tokens, dims), (0, 1))
+    return target_parts, source_parts
 
 
 @cute.jit
@@ -106,7 +99,7 @@ def load_slot(
 
 
 @cute.jit
-def load_tile(block: Block, rings: Any, request: Int32, tile: Int32, index: Int32, pages: Any, valid: Int32) -> None:
+def load_tile(block: Block, rings: Any, tile: Int32, index: Int32, pages: Any, valid: Int32) -> None:
     """All slots of one tile: four of latents, then the rope slot, as the scores read them."""
     layout = block.layout
     (latents_to, latents_from), (ropes_to, ropes_from) = rings
@@ -170,8 +163,10 @@ def load_kv(block: Block) -> None:
             pages.store(ahead.load())
             valid = cutlass.min(seq_len - tile * TILE_TOKENS, TILE_TOKENS)
             if tile + 1 < last:  # their latency hides behind the wait for free slots
-                load_pages(block, ahead, request, tile + 1, cutlass.min(seq_len - (tile + 1) * TILE_TOKENS, TILE_TOKENS))
-            load_tile(block, rings, request, tile, index, pages, valid)
+                load_pages(
+                    block, ahead, request, tile + 1, cutlass.min(seq_len - (tile + 1) * TILE_TOKENS, TILE_TOKENS)
+                )
+            load_tile(block, rings, tile, index, pages, valid)
             tile += 1
             index += 1
         tile = Int32(0)
@@ -220,8 +215,8 @@ def copy_rows(block: Block, request: Int32) -> None:
         used = cutlass.min(row, tiles.heads * tiles.query_tokens - 1)
         token = cutlass.min(start + cutlass.min(block.first_token + used // tiles.heads, last), a.num_tokens - 1)
         head = cutlass.min(block.first_head + used % tiles.heads, block.variant.num_heads - 1)
-        copy_row(block, a.q_nope, token, head, row, LATENT_DIMS, 128, 0)
-        copy_row(block, a.q_rope, token, head, row, ROPE_DIMS, ROPE_DIMS * layout.element_bytes, latent_bytes)
+        copy_row(block, a.q_nope, token, head, row, LATENT_DIMS, SWIZZLE_ROW_BYTES, 0)
+        copy_row(block, a.q_rope, token, head, row, ROPE_DIMS, block.variant.rope_row_bytes, latent_bytes)
 
 
 @cute.jit

@@ -100,9 +100,7 @@ class MergeKernel:
         groups: Int32,
     ) -> None:
         """The body of a block."""
-        a = MergeArguments(
-            out, lse, query_starts, plan, partial_out, partial_lse, output_scale, num_requests, groups
-        )
+        a = MergeArguments(out, lse, query_starts, plan, partial_out, partial_lse, output_scale, num_requests, groups)
         request, token, heads = cute.arch.block_idx()
         head = heads * WARPS + cute.arch.warp_idx()
         if head < self.num_heads:

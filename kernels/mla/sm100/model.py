@@ -98,9 +98,7 @@ def memory_bytes(shape: Mapping[str, int], element: str, tiles: RowTiles, plan: 
     """Bytes of a call: KV once (other row tiles find it in the L2), queries, output, and parts written and read."""
     size, rows = ELEMENT_BYTES[element], shape["requests"] * shape["query_tokens"] * shape["heads"]
     kv = shape["requests"] * shape["context_tokens"] * HEAD_DIMS * size
-    parts = sum(
-        last - first + 1 for first, last in zip(plan.first_group, plan.last_group, strict=True) if last > first
-    )
+    parts = sum(last - first + 1 for first, last in zip(plan.first_group, plan.last_group, strict=True) if last > first)
     part_bytes = tiles.row_tiles * tiles.rows * (LATENT_DIMS * (2 if tiles.rows == ROW_COUNTS[-1] else 4) + 4)
     return kv + rows * (HEAD_DIMS * size + LATENT_DIMS * 2 + 4) + 2 * parts * part_bytes
 

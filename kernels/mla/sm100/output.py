@@ -54,7 +54,12 @@ def write_rows(rows: Any, first: cute.Pointer, item: Any, whole: Boolean) -> Non
     block = rows.block
     slot = Int32(0)
     if not whole:
-        slot = partial_slot(block.group, cutlass.select_(item.first_tile == 0, Int32(1), Int32(0)), block.row_tile, block.tiles.row_tiles)
+        slot = partial_slot(
+            block.group,
+            cutlass.select_(item.first_tile == 0, Int32(1), Int32(0)),
+            block.row_tile,
+            block.tiles.row_tiles,
+        )
     write_output(block, first, item, whole, slot, rows.thread, rows.factors)
     write_lse(rows, item, whole, slot)
 

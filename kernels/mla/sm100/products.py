@@ -36,7 +36,7 @@ def announce(barrier: cute.Pointer) -> None:
 @cute.jit
 def multiply_scores(block: Block, first: cute.Pointer, operands: Any, index: Int32) -> None:
     """The scores of one tile: 512 latent dims slot by slot as they arrive, then the rope dims."""
-    layout, mma = block.layout, block.scores_mma
+    layout, mma = block.layout, block.variant.scores_mma
     (latents, ropes), (latent_queries, rope_queries) = operands
     scores = block.scores(first, index % layout.score_buffers)
     for part in cutlass.range_constexpr(LATENT_SLOTS_OF_TILE):
@@ -62,16 +62,14 @@ def multiply_scores(block: Block, first: cute.Pointer, operands: Any, index: Int
 @cute.jit
 def multiply_values(block: Block, first: cute.Pointer, operands: Any, index: Int32, add: Boolean) -> None:
     """Adds one tile to the output, slot by slot; each slot is given back as soon as its product is done."""
-    layout, mma = block.layout, block.values_mma
+    layout, mma = block.layout, block.variant.values_mma
     values, probabilities = operands
     for part in cutlass.range_constexpr(LATENT_SLOTS_OF_TILE):
         slot = ring_slot(index * LATENT_SLOTS_OF_TILE + part, layout.latent_slots)
         output = block.output(first, part)
         for step in cutlass.range_constexpr(steps_of(values)):
             mma.set(tcgen05.Field.ACCUMULATE, add if step == 0 else True)
-            cute.gemm(
-                mma, output, values[(None, None, step, slot)], probabilities[(None, None, step, 0)], output
-            )
+            cute.gemm(mma, output, values[(None, None, step, slot)], probabilities[(None, None, step, 0)], output)
         announce(block.barrier("latent empty", slot))
     announce(block.barrier("values done"))
 

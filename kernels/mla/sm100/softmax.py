@@ -31,7 +31,7 @@ from tokenspeed_plugin.kernels.mla.sm100.block import (
     fence_before_barrier,
 )
 from tokenspeed_plugin.kernels.mla.sm100.formulas import probability, raised, row_end
-from tokenspeed_plugin.kernels.mla.sm100.layout import LATENT_SLOTS_OF_TILE, SOFTMAX_WARPS
+from tokenspeed_plugin.kernels.mla.sm100.layout import LATENT_SLOTS_OF_TILE, SOFTMAX_WARPS, SWIZZLE_ROW_BYTES
 from tokenspeed_plugin.kernels.mla.sm100.loading import next_request
 from tokenspeed_plugin.kernels.mla.sm100.output import rescale_output, write_rows
 
@@ -192,7 +192,7 @@ def store_probabilities(rows: Rows, scores: cute.Tensor, scale: Float32) -> None
         sums[pair, step] = sums[pair, step] + (scores[pair, 0, step] + scores[pair, 1, step])
     rounded = cute.make_rmem_tensor(scores.shape, rows.block.variant.element)
     rounded.store(scores.load().to(rows.block.variant.element))
-    word = cutlass.Int32 if layout.element_bytes == 2 else cutlass.Int16  # noqa: PLR2004 - bytes; a pair of rows
+    word = cutlass.Int32 if layout.element_bytes == 2 else cutlass.Int16
     words = cute.recast_tensor(rounded, word)
     start = layout.offset("probabilities")
     for step in cutlass.range_constexpr(rows.rows // ROWS_OF_STEP):
@@ -207,7 +207,7 @@ def store_probabilities(rows: Rows, scores: cute.Tensor, scale: Float32) -> None
 def clear_values(rows: Rows, index: Int32, valid: Int32) -> None:
     """Zeroes the tile's tokens past the request's end: they may hold NaN, and 0 x NaN would reach the output."""
     layout = rows.block.layout
-    row_bytes = 128
+    row_bytes = SWIZZLE_ROW_BYTES
     block_bytes = TILE_TOKENS * row_bytes
     zeros = cute.make_rmem_tensor((4,), Int32)
     zeros.fill(0)
