@@ -2,6 +2,7 @@
 """What vLLM 0.32 switches off or lacks on CPU, put back for tests. Each function patches one thing in the calling process."""
 
 import functools
+import os
 from typing import Any
 
 
@@ -17,6 +18,21 @@ def keep_async_scheduling() -> None:
         wanted = config.scheduler_config.async_scheduling
         original(cls, config)
         config.scheduler_config.async_scheduling = wanted
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+@functools.cache
+def fork_workers() -> None:
+    """vLLM's CPU platform has workers spawned, each of which imports vLLM again. A process of one thread can as well be forked."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    @functools.wraps(original)
+    def check_and_update_config(cls: type, config: Any) -> None:
+        original(cls, config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 

@@ -35,8 +35,13 @@ registry._run_in_subprocess = lambda function: function()
 
 # vLLM imports most of itself when its names are first used, 1,500 modules for an engine: once, before the fork.
 _IMPORTED_BEFORE_THE_FORK = (
-    *("v1.engine.llm_engine", "v1.core.sched.async_scheduler", "v1.worker.cpu_worker", "entrypoints.launchers.cli_args"),
-    *("entrypoints.llm", "model_executor.models.qwen3", "model_executor.layers.quantization.compressed_tensors"),
+    "entrypoints.launchers.cli_args",
+    "entrypoints.llm",
+    "model_executor.layers.quantization.compressed_tensors",
+    "model_executor.models.qwen3",
+    "v1.core.sched.async_scheduler",
+    "v1.engine.llm_engine",
+    "v1.worker.cpu_worker",
 )
 for _name in _IMPORTED_BEFORE_THE_FORK:
     importlib.import_module(f"vllm.{_name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's CPU worker with expert parallelism. Workers are spawned and see no patch of their parent, so the class brings it along."""
+"""vLLM's CPU worker with expert parallelism. A worker that is spawned sees no patch of its parent, so the class brings it along."""
 
 from typing import Any
 
