@@ -143,6 +143,10 @@ class KernelSpec:
         workspace: called once per engine with the largest shapes.
         source: hash of its source, part of the key under which measurements are kept.
         remark: what whoever chooses it for a shape and formats must know.
+        prepare: called once before an engine starts; builds what would otherwise be built on first use.
+        serves_engine: whether it can stand behind vLLM's decode: `workspace(heads, query_tokens, requests, device)`,
+            `plan(workspace, requests)` with `update(seq_lens, block_table, page_tokens)`, and a callable that is used as
+            `mla_decode` of `kernels/mla/sm90` is.
     """
 
     family: str
@@ -161,6 +165,8 @@ class KernelSpec:
     workspace: Callable[..., Any] = field(default=_unplanned)
     source: Callable[[], str] = field(default=lambda: "")
     remark: Callable[[Mapping[str, int], Signature], str] = _unremarked
+    prepare: Callable[[], Any] = field(default=_unplanned)
+    serves_engine: bool = False
 
     @property
     def name(self) -> str:

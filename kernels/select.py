@@ -71,12 +71,12 @@ class Overrides:
 
 
 def parse_overrides(text: str, registry: Registry, origin: str) -> Overrides:
-    """Read `auto`, or `mla=NAME,moe=NAME`.
+    """Read `auto`, `off` (nothing is asked for), or `mla=NAME,moe=NAME`.
 
     Raises:
         ValueError: an unknown family or solution; the message names it and what is allowed.
     """
-    if text in {"", "auto"}:
+    if text in {"", "auto", "off"}:
         return Overrides(origin=origin)
     chosen: dict[str, str] = {}
     for part in text.split(","):

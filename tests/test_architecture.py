@@ -50,6 +50,7 @@ INSIDE = {
     "scheduler_fsm": {"scheduler_fsm", "kv_flat", "host", "hooks", "settings"},
     "kv_flat": {"kv_flat", "host"},
     "kernels": {"kernels", "hooks", "settings"},
+    "kernels/engine": {"host"},
     "placement": {"placement", "kernels", "host", "hooks", "settings"},
 }
 

@@ -27,7 +27,12 @@ class Unavailable:
 
 UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable("kv_store", lambda value: value == "none", "none", "leave the flag out"),
-    Unavailable("kernels", lambda value: value == "off", "off", "use vLLM's `--attention-backend`"),
+    Unavailable(
+        "kernels",
+        lambda value: "moe=" not in value,
+        "off, auto, mla=NAME",
+        "leave `moe=` out, vLLM has `--moe-backend`",
+    ),
 )
 
 

@@ -45,6 +45,7 @@ def main() -> None:
     from benchmarks.agentic.step_shapes import returning_turns, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
     from benchmarks.placed.measurements import collectives, graph_times, links
+    from benchmarks.served.measurements import COMMANDS as SERVED
 
     more = {
         "sessions": sessions,
@@ -54,7 +55,7 @@ def main() -> None:
         "links": links,
         "graph_times": graph_times,
     }
-    commands = {**COMMANDS, **more}
+    commands = {**COMMANDS, **SERVED, **more}
     for line in sys.stdin:
         request = json.loads(line)
         command = commands[request["command"]]

@@ -20,6 +20,8 @@ from tokenspeed_plugin.kernels.autotune import (
     user_store,
 )
 from tokenspeed_plugin.kernels.device import device_key, this_platform
+from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError, named_solution, share_of
+from tokenspeed_plugin.kernels.mla.share import QUERY_TOKENS
 from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
 from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
 from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, decode_shape
@@ -86,6 +88,31 @@ def explain(
     _console().print(table)
     if selection.spec.host_backend is not None:
         _console().print(f"vLLM's own backend {selection.spec.host_backend} stays in charge.")
+
+
+@app.command()
+def serving(
+    heads: Heads = 16,
+    context: Annotated[int, typer.Option(min=1, help="Longest context that the engine allows.")] = 131072,
+    gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "NVIDIA H200",
+    kernels: Annotated[str, typer.Option(help="As --kernels takes it: auto, or mla=NAME.")] = "auto",
+) -> None:
+    """Show which decode batches a kernel of ours takes under vllm serve --kernels on Hopper, and why."""
+    try:
+        named = named_solution(kernels, "--kernels")
+        if named is not None and named.host_backend is not None:
+            _console().print(f"vLLM's own backend {named.host_backend} decodes every batch.")
+            return
+        share = share_of(named, Platform("cuda", (9, 0), gpu), heads, context)
+    except (KernelsRefusedError, ValueError) as error:
+        raise _failure(error) from error
+    table = Table("query tokens", "requests", "decoded by", "reason", title=f"MLA decode, {heads} heads, {gpu}")
+    for query_tokens in QUERY_TOKENS:
+        for requests in (1, 4, 16, 64, 256):
+            verdict = share.verdict(query_tokens, requests)
+            backend = share.solution if verdict.taken else "vLLM"
+            table.add_row(str(query_tokens), str(requests), backend, verdict.reason)
+    _console().print(table)
 
 
 @app.command()

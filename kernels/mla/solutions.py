@@ -159,6 +159,8 @@ SOLUTIONS = (
         plan=_plan_sm90,
         workspace=_workspace_sm90,
         source=SOURCES.source_hash,
+        prepare=SOURCES.built,
+        serves_engine=True,
     ),
     KernelSpec(
         "mla",

@@ -103,7 +103,7 @@ def test_a_plugin_that_vllm_does_not_load_is_named(doctor, monkeypatch: pytest.M
 
 
 def test_people_get_the_same_in_words(doctor) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--kernels", "auto"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["doctor", "--kernels", "moe=x"], env={"COLUMNS": "200"})
     assert result.exit_code == 1
     for words in (
         f"tokenspeed-plugin {__version__}",
@@ -113,7 +113,7 @@ def test_people_get_the_same_in_words(doctor) -> None:
     ):
         assert words in result.stdout
     assert "vllm.engine.arg_utils:EngineArgs.create_engine_config" in result.stdout
-    assert "Problem: --kernels: 'auto' is not available in this version" in result.stdout
+    assert "Problem: --kernels: 'moe=x' is not available in this version" in result.stdout
 
 
 def test_version() -> None:

@@ -89,8 +89,8 @@ def test_a_yaml_config_file(parser, tmp_path: Path) -> None:
             "argument --placement: 'attn=4' is not allowed; allowed: {off,auto,SPEC}, SPEC such as attn=tp4,dense=tp4",
         ),
         (
-            ["--kernels", "mla=x"],
-            "argument --kernels: 'mla=x' is not available in this version; available: off. Way on: ",
+            ["--kernels", "moe=x"],
+            "argument --kernels: 'moe=x' is not available in this version; available: off, auto, mla=NAME. Way on: ",
         ),
     ],
 )

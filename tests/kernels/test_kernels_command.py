@@ -97,3 +97,29 @@ def test_bench_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run("bench")
     assert code == 2
     assert "kernels bench needs a GPU of compute capability 9.0" in output
+
+
+def test_serving_shows_which_batches_are_taken() -> None:
+    code, output = run("serving", "--heads", "16", "--context", "65536")
+    assert code == 0
+    rows = {
+        tuple(cells[1:3]): cells[3]
+        for line in output.splitlines()
+        if len(cells := [c.strip() for c in line.split("│")]) > 4
+    }
+    assert (rows["1", "1"], rows["1", "64"], rows["8", "1"]) == ("cuda_sm90", "vLLM", "vLLM")
+    assert "x the time of flashattn3 (measured with 16 heads, 64 requests)" in output
+    assert "nothing was measured for 8 query tokens" in output
+
+
+def test_serving_by_name() -> None:
+    code, output = run("serving", "--kernels", "mla=flashmla")
+    assert (code, "vLLM's own backend FLASHMLA decodes every batch." in output) == (0, True)
+    code, output = run("serving", "--kernels", "mla=cuda_sm90")
+    assert (code, "asked for by name" in output, "measured with" in output) == (0, True, False)
+    code, output = run("serving", "--heads", "200")
+    assert code == 2
+    assert "heads=200, allowed: 1 to 128" in output
+    code, output = run("serving", "--kernels", "mla=reference")
+    assert code == 2
+    assert "'reference' cannot serve vLLM's decode, allowed: cuda_sm90, flashattn3, flashmla" in output

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_plugin.host import capabilities, manager_capabilities, placement_capabilities
+from tokenspeed_plugin.host import capabilities, kernel_capabilities, manager_capabilities, placement_capabilities
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.version import SUPPORTED, installed_version, is_supported
 
@@ -86,6 +86,29 @@ def require_placement(asked_by: str) -> None:
         HostError: names `asked_by`, vLLM's version and what is missing.
     """
     _require(check_placement(), asked_by)
+
+
+def check_kernels() -> HostReport:
+    """What our attention backend relies on; imports vLLM's MLA layer."""
+    start = check_start()
+    return start if start.reason else HostReport(start.version, _missing_of_all(kernel_capabilities.KERNELS))
+
+
+def require_kernels(asked_by: str) -> None:
+    """Stop when the host cannot carry our attention backend.
+
+    Args:
+        asked_by: what the user wrote, such as `--kernels auto`.
+
+    Raises:
+        HostError: names `asked_by`, vLLM's version and what is missing.
+    """
+    _require(check_kernels(), asked_by)
+
+
+def missing_flash_attn_mla() -> tuple[str, ...]:
+    """What is missing of the backend that ours extends, which can be imported on GPUs only."""
+    return _missing_of_all(kernel_capabilities.FLASH_ATTN_MLA)
 
 
 def _require(report: HostReport, asked_by: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_plugin import availability, flag_carrier
-from tokenspeed_plugin.host import config_gate, placed_models, placement_gate
+from tokenspeed_plugin.host import config_gate, kernel_gate, mla_backend, placed_models, placement_gate
 from tokenspeed_plugin.host.check import require_host
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.schedulers import (
@@ -58,6 +58,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     """
     if not is_asked(engine_args):
         placed_models.remove()
+        mla_backend.remove()
         return original(engine_args, *args, **kwargs)
     chosen = choose_scheduler(engine_args)
     engine_args.scheduler_cls = chosen.value
@@ -65,7 +66,9 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     if ours:
         config_gate.adjust(engine_args)
     config = placement_gate.create_engine_config(
-        lambda: original(engine_args, *args, **kwargs), engine_args, chosen.settings
+        lambda: kernel_gate.create_engine_config(lambda: original(engine_args, *args, **kwargs), chosen.settings),
+        engine_args,
+        chosen.settings,
     )
     if ours:
         config_gate.check(config)

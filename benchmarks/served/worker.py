@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark adds to vLLM's workers (``worker_extension_cls``): it is imported in each before the model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu.engine import vary_dummy_weights
+
+# Weights within 0.001 of zero would make every token check pass.
+vary_dummy_weights()
+
+
+class Timed:
+    """Times the replays of decode graphs on the GPU, and tells who decodes."""
+
+    def start_timing_graphs(self) -> bool:
+        """From now on the device time of every replay of a whole graph is kept; False where the runner replays none."""
+        self.graph_events: list[tuple[int, Any, Any]] = []
+        manager = getattr(self.model_runner, "cudagraph_manager", None)  # type: ignore[attr-defined]
+        if manager is None or not hasattr(manager, "run_fullgraph"):
+            return False
+        if "run_fullgraph" not in vars(manager):
+            manager.run_fullgraph = self._timing(manager.run_fullgraph)
+        return True
+
+    def _timing(self, original: Any) -> Any:
+        import torch
+
+        def timed(desc: Any) -> Any:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            result = original(desc)
+            end.record()
+            self.graph_events.append((desc.num_tokens, start, end))
+            return result
+
+        return timed
+
+    def take_graph_times(self) -> list[tuple[int, float]]:
+        """Tokens of the graph and milliseconds on the GPU, for each replay since `start_timing_graphs`."""
+        import torch
+
+        if self.graph_events:
+            torch.cuda.synchronize()
+        taken = [(tokens, start.elapsed_time(end)) for tokens, start, end in self.graph_events]
+        self.graph_events = []
+        return taken
+
+    def who_decodes(self, counts: tuple[int, ...]) -> dict[str, Any]:
+        """Backend of the attention layers, tokens of a page, and what of its choice our backend says for each batch size."""
+        layers = self.vllm_config.compilation_config.static_forward_context  # type: ignore[attr-defined]
+        backends = {".".join(layer.get_attn_backend().full_cls_name()) for layer in layers.values() if _attends(layer)}
+        groups = getattr(self.model_runner, "attn_groups", [])  # type: ignore[attr-defined]
+        builders = [group.get_metadata_builder(0) for groups_of_cache in groups for group in groups_of_cache]
+        steps = next((found for b in builders if (found := getattr(b, "_steps", None)) is not None), None)
+        verdicts = {str(n): steps.share.verdict(1, n) for n in counts} if steps is not None else {}
+        return {
+            "backends": sorted(backends),
+            "page_tokens": [getattr(b, "page_size", None) for b in builders],
+            "choices": {n: {"taken": v.taken, "reason": v.reason} for n, v in verdicts.items()},
+        }
+
+
+def _attends(layer: Any) -> bool:
+    return hasattr(layer, "get_attn_backend") and hasattr(layer, "impl")

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend for vLLM's `CUSTOM` slot: MLA decode by a kernel of the registry, all else by vLLM's FlashAttention MLA.
+
+Both read the same cache in the same pages, so each batch may go either way. Which way is settled when the step's metadata is
+built; every layer only looks whether there is a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenspeed_plugin.host.attention_names import (
+    FlashAttnMLABackend,
+    FlashAttnMLADecodeMetadata,
+    FlashAttnMLAImpl,
+    FlashAttnMLAMetadataBuilder,
+)
+from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
+from tokenspeed_plugin.kernels.engine.start import decode_steps
+from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
+
+
+class MlaBackend(FlashAttnMLABackend):
+    """What vLLM asks before it builds layers."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The slot; vLLM looks backends up by it."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:  # noqa: ARG004 - vLLM's signature
+        """Tokens of a kernel page; both kernels are fastest with it."""
+        return [PAGE_TOKENS]
+
+    @staticmethod
+    def get_builder_cls() -> type[MlaMetadataBuilder]:
+        """Builder of a step's metadata."""
+        return MlaMetadataBuilder
+
+    @staticmethod
+    def get_impl_cls() -> type[MlaImpl]:
+        """What runs in each layer."""
+        return MlaImpl
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """How a request is split depends on the batch around it."""
+        return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """The choice of a kernel reads the query lengths on the CPU."""
+        return False
+
+
+@dataclass
+class MlaDecodeMetadata(FlashAttnMLADecodeMetadata):
+    """vLLM's metadata of a decode batch, and the step of our kernel when it takes the batch."""
+
+    step: DecodeStep | None = None
+
+
+class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
+    """Builds the metadata of a step, on the model's stream, before its layers."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._steps = decode_steps(vllm_config, self.num_heads, self.mla_dims, kv_cache_spec, device)
+        self._for_capture = False
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """Metadata that a graph will be captured with; its plan stays for the replays."""
+        self._for_capture = True
+        try:
+            return super().build_for_cudagraph_capture(common_attn_metadata)
+        finally:
+            self._for_capture = False
+
+    def _build_decode(
+        self,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        max_seq_len: int,
+        query_start_loc_cpu: torch.Tensor,
+        query_start_loc_device: torch.Tensor,
+        num_decode_tokens: int,
+        max_query_len: int,
+        dcp_tot_seq_lens_device: torch.Tensor | None,
+    ) -> Any:
+        longest = max(1, int((query_start_loc_cpu[1:] - query_start_loc_cpu[:-1]).max()))
+        step = None
+        if self._steps is not None and dcp_tot_seq_lens_device is None:
+            step = self._steps.step(
+                longest,
+                num_decode_tokens,
+                seq_lens_device,
+                block_table_tensor,
+                query_start_loc_device,
+                for_capture=self._for_capture,
+            )
+        if step is None:
+            return super()._build_decode(
+                block_table_tensor=block_table_tensor,
+                seq_lens_device=seq_lens_device,
+                max_seq_len=max_seq_len,
+                query_start_loc_cpu=query_start_loc_cpu,
+                query_start_loc_device=query_start_loc_device,
+                num_decode_tokens=num_decode_tokens,
+                max_query_len=max_query_len,
+                dcp_tot_seq_lens_device=dcp_tot_seq_lens_device,
+            )
+        return MlaDecodeMetadata(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            dcp_tot_seq_lens=None,
+            query_start_loc=query_start_loc_device,
+            max_query_len=longest,
+            max_seq_len=max_seq_len,
+            step=step,
+        )
+
+
+class MlaImpl(FlashAttnMLAImpl):
+    """Decode of one layer; prefill and what our kernel does not take are vLLM's."""
+
+    supports_dcp: bool = False
+    supports_pcp: bool = False
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention over cached latents: [tokens, heads, 512], and the logarithm of the softmax's sum where vLLM wants it."""
+        step = getattr(attn_metadata.decode, "step", None)
+        if step is None:
+            out: tuple[torch.Tensor, torch.Tensor | None]
+            out = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+            return out
+        q_nope, q_rope = q if isinstance(q, tuple) else q.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        latents, lse = step.run(q_nope, q_rope, kv_c_and_k_pe_cache, self.scale)
+        return latents, (lse if self.need_to_return_lse_for_decode else None)

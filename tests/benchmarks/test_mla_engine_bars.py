@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bars of MLA kernels in whole engines: what they compare, and that nothing missing counts as met."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.served.bars import engine_bars, predicted_ms
+from benchmarks.served.run import logprob_error
+
+EQUAL = {"requests": 4, "constant_answers": 0, "mismatches": []}
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    """Eight layers; ours saves 10, 6 and -4 microseconds in each; steps of 0.6, 1.0 and 4.0 ms."""
+    taken = {"taken": True, "reason": ""}
+    stock = {"1": {"graph_ms": 0.6}, "4": {"graph_ms": 1.0}, "16": {"graph_ms": 4.0}}
+    ours = {"1": {"graph_ms": 0.52}, "4": {"graph_ms": 0.952}, "16": {"graph_ms": 4.03}}
+    found = {
+        "sessions": [1, 4, 16],
+        "layers": 8,
+        "engines": {
+            "stock": {"decode": stock},
+            "ours": {"decode": ours, "who": {"choices": {"1": taken, "4": taken, "16": taken}}},
+        },
+        "kernels_us": {
+            "1": {"ours": 28.0, "flashattn3": 38.0},
+            "4": {"ours": 80.0, "flashattn3": 86.0},
+            "16": {"ours": 299.0, "flashattn3": 295.0},
+        },
+        "tokens": EQUAL,
+        "long_tokens": EQUAL,
+    }
+    return {**found, **changes}
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    return [str(outcome) for outcome in (bar.judge() for bar in engine_bars(found)) if not outcome.met]
+
+
+def test_these_figures_meet_all_bars() -> None:
+    assert missed(figures()) == []
+    assert len(engine_bars(figures())) == 3 + 1 + 2 + 2  # 16 sessions promise nothing
+
+
+def with_graph_ms(count: str, graph_ms: float) -> dict[str, Any]:
+    found = figures()
+    found["engines"]["ours"]["decode"][count] = {"graph_ms": graph_ms}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (with_graph_ms("16", 4.05), ["16 sessions: time of the decode graph"]),
+        (with_graph_ms("1", 0.545), ["1 session: saving of a step over what the kernels promise: 0.687"]),
+        (with_graph_ms("1", 0.56), ["1 session: time of the decode graph, ours over stock: 0.933", "0.5 (must"]),
+        (with_graph_ms("4", 0.97), ["4 sessions: saving of a step"]),
+    ],
+)
+def test_each_figure_can_miss_its_bar(found: dict[str, Any], lines: list[str]) -> None:
+    got = missed(found)
+    assert len(got) == len(lines)
+    assert all(line in text for line, text in zip(lines, got, strict=True))
+
+
+def test_a_batch_that_stays_with_vllm_promises_nothing() -> None:
+    found = figures()
+    found["engines"]["ours"]["who"]["choices"]["1"] = {"taken": False, "reason": ""}
+    assert predicted_ms(found, 1) == 0.0
+    assert not any("1 session: saving" in bar.claim for bar in engine_bars(found))
+
+
+def test_what_failed_meets_nothing() -> None:
+    dead = figures(tokens=None, long_tokens=None)
+    dead["engines"]["ours"] = {"error": "out of memory"}
+    assert len(missed(dead)) == len(engine_bars(dead)) == 3 + 1 + 3 + 2
+    assert all("out of memory" in line for line in missed(dead))
+    untimed = figures(kernels_us={}, kernels_error="no FlashAttention 3")
+    assert [line for line in missed(untimed) if "no FlashAttention 3" in line] == missed(untimed) != []
+    constant = figures(tokens={**EQUAL, "constant_answers": 3})
+    assert any("equality proves nothing" in line for line in missed(constant))
+
+
+def test_answers_may_part_where_both_tokens_are_as_likely() -> None:
+    near = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.1}]}
+    assert missed(figures(tokens=near)) == []
+    far = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.2}]}
+    assert "where answers part: 0.2" in missed(figures(long_tokens=far))[0]
+    unlikely = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.0, "margin_is_lower_bound": True}]}
+    assert "where answers part: inf" in missed(figures(tokens=unlikely))[0]
+
+
+def test_the_error_counts_positions_before_answers_part() -> None:
+    stock = [{"tokens": [5, 6, 7], "best": [[[5, -0.1], [9, -2.0]], [[6, -0.5], [9, -1.0]], [[7, -0.3], [9, -1.0]]]}]
+    ours = [{"tokens": [5, 9, 1], "best": [[[5, -0.2], [9, -1.9]], [[9, -0.6], [6, -0.7]], [[1, -0.3], [2, -1.0]]]}]
+    error = logprob_error(stock, ours)
+    assert error["positions"] == 2
+    assert error["mean"] == pytest.approx(0.15)
+    assert error["largest"] == pytest.approx(0.2)
+    assert math.isnan(logprob_error([], [])["mean"])

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--kernels` relies on in vLLM, beside `host.capabilities`."""
+
+from tokenspeed_plugin.host.capabilities import Capability
+
+_MLA = "vllm.model_executor.layers.attention.mla_attention:"
+_FLASH = "vllm.v1.attention.backends.mla.flashattn_mla:"
+
+KERNELS: tuple[Capability, ...] = (
+    Capability("vllm.v1.attention.backends.registry:register_backend", parameters=("backend", "class_path")),
+    Capability(
+        "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+        attributes=("CUSTOM", "FLASH_ATTN_MLA", "FLASHMLA", "get_path", "is_overridden", "clear_override"),
+    ),
+    Capability("vllm.config.attention:AttentionConfig", fields=("backend", "backend_per_kind")),
+    Capability(
+        _MLA + "MLACommonMetadataBuilder._build_decode",
+        parameters=(
+            "block_table_tensor",
+            "seq_lens_device",
+            "max_seq_len",
+            "query_start_loc_cpu",
+            "query_start_loc_device",
+            "num_decode_tokens",
+            "max_query_len",
+            "dcp_tot_seq_lens_device",
+        ),
+    ),
+    Capability(_MLA + "MLACommonMetadataBuilder.build_for_cudagraph_capture", parameters=("common_attn_metadata",)),
+    Capability(_MLA + "MLACommonImpl.forward_mqa", parameters=("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
+    Capability(_MLA + "MLADims", fields=("kv_lora_rank", "qk_rope_head_dim")),
+    Capability("vllm.platforms:current_platform.get_device_capability"),
+    Capability("vllm.platforms:current_platform.get_device_name"),
+)
+
+# The base of our backend; its module can be imported on GPUs only.
+FLASH_ATTN_MLA: tuple[Capability, ...] = (
+    Capability(
+        _FLASH + "FlashAttnMLABackend",
+        attributes=("get_supported_kernel_block_sizes", "supports_batch_invariance"),
+    ),
+    Capability(_FLASH + "FlashAttnMLAMetadataBuilder", attributes=("query_len_support", "_cudagraph_support")),
+    Capability(_FLASH + "FlashAttnMLAImpl.forward_mqa", parameters=("q", "attn_metadata")),
+    Capability(
+        _FLASH + "FlashAttnMLADecodeMetadata",
+        fields=("block_table", "seq_lens", "dcp_tot_seq_lens", "query_start_loc", "max_query_len", "max_seq_len"),
+    ),
+    Capability("vllm.v1.attention.backends.fa_utils:flash_attn_supports_mla"),
+)
