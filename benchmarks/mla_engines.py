@@ -5,7 +5,8 @@
 Both engines have vLLM's scheduler and CUDA graphs, stand side by side, and are measured in turns on the same sessions, whose
 histories lie in the prefix cache. The judged time is that of the decode graph on the GPU (the model's whole forward pass);
 the milliseconds between two tokens are reported beside it. What the kernels promise is measured in the same run, as
-`benchmarks.mla` does. Greedy tokens of mixed prompts and of the long sessions are compared, with varied weights.
+`benchmarks.mla` does. Greedy tokens of mixed prompts and of the long sessions are compared, with varied weights; a third
+engine, with vLLM's FlashMLA, shows how far two kernels of vLLM's own lie apart.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--token-outputs", type=int, default=48)
     parser.add_argument("--seconds", type=float, default=200.0, help="no further rep is begun after so long")
     parser.add_argument("--startup-seconds", type=float, default=200.0)
+    parser.add_argument(
+        "--no-control", action="store_true", help="no third engine, with vLLM's FlashMLA, for the tokens"
+    )
     parser.add_argument("--no-kernel-times", action="store_true", help="do not time the kernels alone")
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
     parser.add_argument("--quick", action="store_true", help="short sessions, few reps")
@@ -88,11 +92,10 @@ def _print(figures: dict[str, Any]) -> None:
     columns = ("sessions", "graph ms, stock", "ours", "step ms, stock", "ours", "promised saving, ms", "choice")
     print_table(f"Decode of sessions of {figures['context_tokens']} tokens", columns, rows)
     for kind in ("tokens", "long_tokens"):
-        if found := figures.get(kind):
+        for system, found in figures.get(kind, {}).items():
             parted = [f"{m.get('margin', float('nan')):.3f}" for m in found["mismatches"]]
-            print(
-                f"{kind}: {len(parted)} of {found['requests']} answers part, margins {parted}, error {found['error']}"
-            )
+            print(f"{kind}, {system}: {len(parted)} of {found['requests']} answers part from stock's, margins {parted}")
+            print(f"  error of log-probabilities before that: {found['error']}")
 
 
 def _number(found: dict[str, Any], key: str) -> str:

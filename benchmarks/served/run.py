@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
+from benchmarks.served.bars import CONTROL
 from benchmarks.served.kernel_times import kernel_times_us
 
 SYSTEMS = ("stock", "ours")
@@ -31,7 +32,7 @@ class Run:
             "context_tokens": options.context_tokens,
             "layers": layers,
             "kernels": options.kernels,
-            "engines": {system: {} for system in SYSTEMS},
+            "engines": {system: {} for system in self._systems(options)},
         }
         self._options, self._model_folder, self._layers = options, model_folder, layers
         self._deadline = time.monotonic() + options.seconds
@@ -39,7 +40,7 @@ class Run:
     def measure(self, folder: Path, write: Callable[[], None]) -> None:
         """Run all parts; `write` is called after each."""
         failures: dict[str, str] = {}
-        entries = [self._entry(system) for system in SYSTEMS]
+        entries = [self._entry(system) for system in self.figures["engines"]]
         environment = {"VLLM_BATCH_INVARIANT": "0"}
         with engines(entries, folder, self._options.startup_seconds, environment, failures=failures) as running:
             for system, reason in failures.items():
@@ -48,14 +49,19 @@ class Run:
             self._ask(running, lambda engine: {"engine": engine.description})
             self._ask(running, lambda engine: {"who": engine.run("who_decodes", counts=self._options.sessions)})
             write()
-            self._ask(running, self._fill)
-            self._times(running)
+            timed = {system: running[system] for system in SYSTEMS if system in running}
+            self._ask(timed, self._fill)
+            self._times(timed)
             write()
             self._tokens(running)
             write()
             if not self._options.no_kernel_times and self._options.device == "cuda":
                 self._kernel_times()
                 write()
+
+    @staticmethod
+    def _systems(options: argparse.Namespace) -> tuple[str, ...]:
+        return SYSTEMS if options.no_control else (*SYSTEMS, CONTROL)
 
     def _entry(self, system: str) -> EngineOptions:
         options = self._options
@@ -74,6 +80,7 @@ class Run:
                 "gpu_memory_utilization": 0.05,
                 "worker_extension_cls": "benchmarks.served.worker.Timed",
                 "additional_config": ours if system == "ours" else {},
+                **({"attention_backend": "FLASHMLA"} if system == CONTROL else {}),
             },
         )
 
@@ -133,9 +140,10 @@ class Run:
                     answers[system] = found["answers"]
                 except EngineFailedError as error:
                     self.figures["engines"][system]["error"] = str(error)
-            if set(SYSTEMS) <= set(answers):
-                compared = compare_tokens(answers["stock"], answers["ours"])
-                self.figures[result] = compared | {"error": logprob_error(answers["stock"], answers["ours"])}
+            stock = answers.pop("stock", None)
+            for system, own in answers.items() if stock is not None else ():
+                compared = compare_tokens(stock, own) | {"error": logprob_error(stock, own)}
+                self.figures.setdefault(result, {})[system] = compared
 
     def _kernel_times(self) -> None:
         try:

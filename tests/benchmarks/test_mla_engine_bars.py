@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.served.bars import engine_bars, predicted_ms
+from benchmarks.served.bars import CONTROL, engine_bars, predicted_ms
 from benchmarks.served.run import logprob_error
 
 EQUAL = {"requests": 4, "constant_answers": 0, "mismatches": []}
@@ -31,8 +31,8 @@ def figures(**changes: Any) -> dict[str, Any]:
             "4": {"ours": 80.0, "flashattn3": 86.0},
             "16": {"ours": 299.0, "flashattn3": 295.0},
         },
-        "tokens": EQUAL,
-        "long_tokens": EQUAL,
+        "tokens": {"ours": EQUAL},
+        "long_tokens": {"ours": EQUAL},
     }
     return {**found, **changes}
 
@@ -75,23 +75,38 @@ def test_a_batch_that_stays_with_vllm_promises_nothing() -> None:
 
 
 def test_what_failed_meets_nothing() -> None:
-    dead = figures(tokens=None, long_tokens=None)
+    dead = figures(tokens={}, long_tokens={})
     dead["engines"]["ours"] = {"error": "out of memory"}
     assert len(missed(dead)) == len(engine_bars(dead)) == 3 + 1 + 3 + 2
     assert all("out of memory" in line for line in missed(dead))
     untimed = figures(kernels_us={}, kernels_error="no FlashAttention 3")
     assert [line for line in missed(untimed) if "no FlashAttention 3" in line] == missed(untimed) != []
-    constant = figures(tokens={**EQUAL, "constant_answers": 3})
+    constant = figures(tokens={"ours": {**EQUAL, "constant_answers": 3}})
     assert any("equality proves nothing" in line for line in missed(constant))
 
 
 def test_answers_may_part_where_both_tokens_are_as_likely() -> None:
     near = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.1}]}
-    assert missed(figures(tokens=near)) == []
+    assert missed(figures(tokens={"ours": near})) == []
     far = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.2}]}
-    assert "where answers part: 0.2" in missed(figures(long_tokens=far))[0]
+    assert "where answers part: 0.2" in missed(figures(long_tokens={"ours": far}))[0]
     unlikely = {**EQUAL, "mismatches": [{"request": 1, "position": 3, "margin": 0.0, "margin_is_lower_bound": True}]}
-    assert "where answers part: inf" in missed(figures(tokens=unlikely))[0]
+    assert "where answers part: inf" in missed(figures(tokens={"ours": unlikely}))[0]
+
+
+def test_another_kernel_of_vllms_own_is_the_measure_where_it_ran() -> None:
+    def with_control(error: float, margin: float) -> dict[str, Any]:
+        part = {"request": 0, "position": 3, "margin": 0.3}
+        control = {**EQUAL, "mismatches": [{**part, "margin": margin}], "error": {"mean": 0.02}}
+        own = {**EQUAL, "mismatches": [part], "error": {"mean": error}}
+        return figures(tokens={"ours": own, CONTROL: control})
+
+    assert missed(with_control(0.025, 0.31)) == []
+    assert (
+        "tokens: log-probability between stock's and ours where answers part: 0.3"
+        in missed(with_control(0.025, 0.2))[0]
+    )
+    assert "ours over FlashMLA's: 1.55" in missed(with_control(0.031, 0.31))[0]
 
 
 def test_the_error_counts_positions_before_answers_part() -> None:
