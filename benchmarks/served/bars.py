@@ -76,8 +76,8 @@ def _error_ratio(figures: dict[str, Any], kind: str) -> float:
 def _compared(figures: dict[str, Any], kind: str) -> dict[str, Any]:
     found: dict[str, Any] | None = figures.get(kind, {}).get("ours")
     if found is None:
-        _engine(figures, "stock"), _engine(figures, "ours")
-        raise MissingFigureError("the answers were not compared")
+        reasons = [why for system in ("stock", "ours") if (why := _engine(figures, system).get(f"{kind}_error"))]
+        raise MissingFigureError("; ".join(reasons) or "the answers were not compared")
     if found["constant_answers"] * 2 > found["requests"]:
         raise MissingFigureError("most answers repeat one token: equality proves nothing")
     return found

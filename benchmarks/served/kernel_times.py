@@ -1,35 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel benchmark says of the batches that the engines decode: microseconds of one layer's attention."""
+"""What the kernel benchmark says of the batches that the engines decode, from a process of its own.
+
+``python -m benchmarks.served.kernel_times CONTEXT_TOKENS SESSIONS ...``: one JSON line of microseconds of one layer's attention
+by number of sessions. Without sessions it only builds our library.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import subprocess
+import sys
+
+from benchmarks.control.fleet import import_folder, worker_environment
 
 HEADS = 16
-_PAGE_TOKENS, _TOKEN_BYTES = 64, 1152
+_TOKEN_BYTES = 1152
+_MODULE = "benchmarks.served.kernel_times"
 
 
-def kernel_times_us(counts: list[int], context_tokens: int) -> dict[str, dict[str, float]]:
+class KernelTimesError(RuntimeError):
+    """The library could not be built or the kernels not timed; the message carries the end of the output."""
+
+
+def in_own_process(context_tokens: int, counts: list[int], timeout_s: float = 240.0) -> dict[str, dict[str, float]]:
+    """Build the library and time the kernels, away from this process's path and GPU.
+
+    Raises:
+        KernelTimesError: the process failed or took longer than `timeout_s`.
+    """
+    command = [sys.executable, "-m", _MODULE, str(context_tokens), *map(str, counts)]
+    try:
+        done = subprocess.run(
+            command,
+            env=worker_environment(),
+            cwd=import_folder(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelTimesError(f"longer than {timeout_s:.0f} s") from error
+    if done.returncode != 0:
+        raise KernelTimesError(" | ".join(done.stderr.splitlines()[-3:]))
+    times: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[str, float]]:
     """By number of sessions: ours, and FlashAttention 3 at its best splits, as `benchmarks.mla` measures them.
 
     Raises:
-        RuntimeError: FlashAttention 3 does not run here.
+        KernelTimesError: FlashAttention 3 does not run here.
     """
     from benchmarks.latent.cells import Cell
     from benchmarks.mla import Bench
 
     bench = Bench(None, 3 * max(counts) * context_tokens * _TOKEN_BYTES)
     if "FlashAttention 3" in bench.absent:
-        raise RuntimeError(bench.absent["FlashAttention 3"])
+        raise KernelTimesError(bench.absent["FlashAttention 3"])
     bench.peers = [peer for peer in bench.peers if peer.name == "FlashAttention 3"]
-    found: dict[str, Any] = {}
+    found = {}
     for count in counts:
         measured = bench.run(Cell(HEADS, 1, count, context_tokens))
-        times = measured.times_us
         found[str(count)] = {
-            "ours": times["ours"],
-            "flashattn3": times["FlashAttention 3"],
+            "ours": measured.times_us["ours"],
+            "flashattn3": measured.times_us["FlashAttention 3"],
             "plan": measured.plan_us,
             "difference": measured.difference,
         }
     return found
+
+
+def main() -> None:
+    """Build, time, print."""
+    from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES
+
+    SOURCES.built()
+    context_tokens, *counts = map(int, sys.argv[1:])
+    print(json.dumps(kernel_times_us(context_tokens, counts) if counts else {}))
+
+
+if __name__ == "__main__":
+    main()

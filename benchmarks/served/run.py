@@ -15,10 +15,11 @@ from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
 from benchmarks.served.bars import CONTROL
-from benchmarks.served.kernel_times import kernel_times_us
+from benchmarks.served.kernel_times import KernelTimesError, in_own_process
 
 SYSTEMS = ("stock", "ours")
 KV_TOKEN_BYTES_PER_LAYER = 1152
+MIXED_PROMPT_TOKENS = 512
 _IDLE_S = 1.3
 """After a second without work an engine's processes stop spinning; then they take no core from the one that is measured."""
 
@@ -65,7 +66,8 @@ class Run:
 
     def _entry(self, system: str) -> EngineOptions:
         options = self._options
-        longest = options.context_tokens + max(options.output_tokens, options.token_outputs) + 64
+        longest = max(options.context_tokens, MIXED_PROMPT_TOKENS)
+        longest += max(options.output_tokens, options.token_outputs) + 64
         tokens = max(options.sessions) * (longest + 128) + 640 * options.token_requests
         ours = {"tokenspeed": {"kernels": options.kernels}}
         return EngineOptions(
@@ -129,7 +131,7 @@ class Run:
     def _tokens(self, running: dict[str, EngineProcess]) -> None:
         options = self._options
         requests = {
-            "tokens": {"num_requests": options.token_requests, "max_prompt_tokens": 512},
+            "tokens": {"num_requests": options.token_requests, "max_prompt_tokens": MIXED_PROMPT_TOKENS},
             "session_tokens": self._sessions(min(4, max(options.sessions))),
         }
         for command, result in (("tokens", "tokens"), ("session_tokens", "long_tokens")):
@@ -139,7 +141,7 @@ class Run:
                     found = engine.run(command, output_tokens=options.token_outputs, **requests[command])
                     answers[system] = found["answers"]
                 except EngineFailedError as error:
-                    self.figures["engines"][system]["error"] = str(error)
+                    self.figures["engines"][system][f"{result}_error"] = str(error)
             stock = answers.pop("stock", None)
             for system, own in answers.items() if stock is not None else ():
                 compared = compare_tokens(stock, own) | {"error": logprob_error(stock, own)}
@@ -147,9 +149,9 @@ class Run:
 
     def _kernel_times(self) -> None:
         try:
-            self.figures["kernels_us"] = kernel_times_us(self._options.sessions, self._options.context_tokens)
-        except Exception as error:
-            self.figures["kernels_error"] = f"{type(error).__name__}: {error}"[:300]
+            self.figures["kernels_us"] = in_own_process(self._options.context_tokens, self._options.sessions)
+        except KernelTimesError as error:
+            self.figures["kernels_error"] = str(error)[:300]
             self._note(self.figures["kernels_error"])
 
     @staticmethod

@@ -231,7 +231,7 @@ def test_batch_invariance_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> No
 def test_this_machine_without_a_gpu_is_told_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert kernel_gate._platform()[0] == "cpu"
-    assert kernel_gate._missing_base() == ["this machine has cpu 0.0, Hopper (cuda 9.0) is served"]
+    assert kernel_gate._missing_base() == ["this machine has cpu, Hopper (cuda 9.0) is served"]
 
 
 def test_a_vllm_without_the_slot_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,3 +240,18 @@ def test_a_vllm_without_the_slot_is_refused_by_its_name(monkeypatch: pytest.Monk
     monkeypatch.delattr(registry, "register_backend")
     with pytest.raises(HostError, match=r"--kernels auto cannot be honoured: .*registry:register_backend"):
         gate("auto", config_with())
+
+
+def test_the_page_on_compatibility_lists_what_is_not_served() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text()
+    section = page[
+        page.index("With `--kernels` the chosen backend") : page.index(
+            "## vLLM's settings under `--scheduler tokenspeed`"
+        )
+    ]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    listed = {
+        setting.strip("` "): line.split("|")[2].strip() for line in rows for setting in line.split("|")[1].split(",")
+    }
+    assert listed == {**ROWS, "cache_config.block_size": f"multiples of {kernel_gate.PAGE_TOKENS} are served"}
+    assert kernel_gate.PAGE_TOKENS == start.PAGE_TOKENS

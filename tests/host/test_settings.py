@@ -29,7 +29,7 @@ VALUES = {
     "target_tps_per_user": (50, "60", 0.5),
     "target_overload": ("refuse", "degrade", "queue"),
     "placement": ("auto", "attn=tp4,dense=tp4,moe=ep8", "off"),
-    "kernels": ("auto", "mla=hopper,moe=reference", "off"),
+    "kernels": ("mla=hopper,moe=reference", "auto", "off"),
 }
 
 
@@ -169,6 +169,6 @@ def test_what_this_version_lacks_is_refused_by_name_from_every_source(
 
 
 def test_defaults_and_available_values_are_never_refused() -> None:
-    flags = {"kv_manager": "vllm", "kv_store": "none", "target_tps_per_user": 0, "placement": "off", "kernels": "off"}
+    flags = {"kv_manager": "vllm", "kv_store": "none", "target_tps_per_user": 0, "placement": "off", "kernels": "auto"}
     assert availability.refusals(resolve(flags, {}, None)) == []
     assert availability.refusals(resolve({}, {}, None)) == []

@@ -128,7 +128,8 @@ def _missing_base() -> list[str]:
     """Why vLLM's FlashAttention MLA, which our backend extends, cannot be had."""
     kind, arch, _ = _platform()
     if kind != "cuda" or arch[0] != 9:
-        return [f"this machine has {kind} {arch[0]}.{arch[1]}, Hopper (cuda 9.0) is served"]
+        there = f"{kind} {arch[0]}.{arch[1]}" if kind == "cuda" else kind
+        return [f"this machine has {there}, Hopper (cuda 9.0) is served"]
     if missing := missing_flash_attn_mla():
         return [f"vLLM lacks {', '.join(missing)}"]
     supports = importlib.import_module("vllm.v1.attention.backends.fa_utils").flash_attn_supports_mla
