@@ -54,6 +54,8 @@ UNSERVED: tuple[Unserved, ...] = (
     Unserved("model_config.hf_text_config.kv_lora_rank", lambda v: v != 512, "latents of 512 dimensions are served"),
     Unserved("model_config.hf_text_config.qk_rope_head_dim", lambda v: v != 64, "64 rotary dimensions are served"),
     Unserved("model_config.dtype", _is_no_bf16, "bfloat16 is served"),
+    # vLLM gives up what was allocated beside the KV cache; the counts of arrivals must not come back as anything else.
+    Unserved("model_config.enable_sleep_mode", bool, "an engine that sleeps is not served"),
     Unserved("cache_config.cache_dtype", lambda v: v not in ("auto", "bfloat16"), "a bfloat16 KV cache is served"),
     Unserved("parallel_config.decode_context_parallel_size", is_many, "context parallelism is not served"),
     Unserved("parallel_config.prefill_context_parallel_size", is_many, "context parallelism is not served"),
