@@ -79,6 +79,19 @@ def test_what_cannot_be_is_a_problem_and_exit_code_1(doctor, arguments: list[str
     assert found["switched_on"] == []
 
 
+def test_what_an_attention_backend_needs_is_looked_for_when_kernels_are_asked_for(
+    doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found = doctor("--kernels", "mla=cuda_sm90")
+    assert (code, found["switched_on"]) == (0, ["kernels=mla=cuda_sm90"])
+    import vllm.v1.attention.backends.registry as registry
+
+    monkeypatch.delattr(registry, "register_backend")
+    code, found = doctor("--kernels", "auto")
+    assert code == 1
+    assert "lacks vllm.v1.attention.backends.registry:register_backend" in found["problems"][0]
+
+
 def test_an_unsupported_vllm_is_a_note_until_something_is_asked(doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "installed_version", lambda: "0.29.1")
     reason = "the plugin is off: vLLM 0.29.1 is not supported (supported: >=0.32,<0.34)"

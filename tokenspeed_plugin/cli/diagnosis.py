@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tokenspeed_plugin import __version__, availability
 from tokenspeed_plugin.hooks import HookError
 from tokenspeed_plugin.host import patches, plugins
-from tokenspeed_plugin.host.check import HostReport, check_host, check_placement
+from tokenspeed_plugin.host.check import HostReport, check_host, check_kernels, check_placement
 from tokenspeed_plugin.host.schedulers import scheduler_class, scheduler_path, target_problem
 from tokenspeed_plugin.host.version import SUPPORTED
 from tokenspeed_plugin.settings import KEYS, ResolvedSettings, Settings, SettingsError, Source, allowed, resolve
@@ -84,6 +84,7 @@ def diagnose(flags: Mapping[str, object]) -> Diagnosis:
     problems += _why_off(report, not_loaded) if asked else []
     problems += _scheduler_problems(resolved) if not problems else []
     problems += _why_off(check_placement(), None) if "placement" in asked and not problems else []
+    problems += _why_off(check_kernels(), None) if "kernels" in asked and not problems else []
     return Diagnosis(
         version=__version__,
         host=HostFinding(report.version, SUPPORTED, report.missing, report.reason),
