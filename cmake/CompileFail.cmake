@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# Script behind tokenspeed_compile_fail: COMPILER, ROOT, SOURCE, EXPECTED and STATEMENT come from the command line.
+# Script behind tokenspeed_compile_fail: COMPILER, ROOT, SOURCE, EXPECTED and STATEMENT come from the command line, and PRECOMPILED,
+# a folder of precompiled headers. With HEADER in place of SOURCE it puts that header there.
 # Statements share one source: that it compiles without them is checked once, by a test without STATEMENT.
-set(command "${COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "${ROOT}" "${SOURCE}")
+set(compile "${COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror)
+if(HEADER)
+  execute_process(COMMAND ${compile} -I "${ROOT}" -x c++-header "${ROOT}/${HEADER}" -o "${PRECOMPILED}/${HEADER}.gch"
+    COMMAND_ERROR_IS_FATAL ANY)
+  return()
+endif()
+set(command ${compile} -fsyntax-only -I "${PRECOMPILED}" -I "${ROOT}" "${SOURCE}")
 
 if(NOT STATEMENT)
   execute_process(COMMAND ${command} RESULT_VARIABLE legal_result ERROR_VARIABLE legal_errors)

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One of each state and handle; TOKENSPEED_STATEMENT then does something with them that must not compile.
-#include <utility>
-
-#include "kv_flat/csrc/block_table.h"
-#include "scheduler_fsm/csrc/request_state.h"
+#include "tests/cpp/compile_fail/states_and_handles.h"
 
 using namespace tokenspeed;
 using namespace tokenspeed::scheduler_fsm;
