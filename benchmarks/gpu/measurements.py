@@ -13,17 +13,19 @@ from typing import Any
 from benchmarks.gpu.workload import batch_of_prompts, mixed_prompts
 
 
-def _requests(prompts: list[list[int]], num_output_tokens: int, label: str) -> list[Any]:
+def _requests(
+    prompts: list[list[int]], num_output_tokens: int, label: str, forced: list[int] | None = None
+) -> list[Any]:
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True, detokenize=False)
+    common = {"temperature": 0.0, "max_tokens": num_output_tokens, "ignore_eos": True, "detokenize": False}
     return [
         EngineCoreRequest(
             request_id=f"{label}-{index}",
             prompt_token_ids=prompt,
             mm_features=None,
-            sampling_params=sampling,
+            sampling_params=SamplingParams(**common, allowed_token_ids=[forced[index]] if forced else None),
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
@@ -34,14 +36,17 @@ def _requests(prompts: list[list[int]], num_output_tokens: int, label: str) -> l
     ]
 
 
-def serve_batch(llm: Any, prompts: list[list[int]], num_output_tokens: int, label: str) -> dict[str, float]:
+def serve_batch(
+    llm: Any, prompts: list[list[int]], num_output_tokens: int, label: str, forced: list[int] | None = None
+) -> dict[str, float]:
     """Serve `prompts` through the engine core's client; no detokenizer and no API in the way.
 
     Returns output tokens/s from the first request sent to the last token received, and the milliseconds between two outputs
     in which every request got a token: the median, and the mean, which a client that falls behind does not distort.
+    With `forced` each request answers with that one token, so that two engines compute the same.
     """
     core = llm.llm_engine.engine_core
-    requests = _requests(prompts, num_output_tokens, label)
+    requests = _requests(prompts, num_output_tokens, label, forced)
     num_open, num_tokens = len(requests), 0
     full_batch_times: list[float] = []
     start = time.perf_counter()
@@ -163,24 +168,28 @@ def profile(llm: Any, request: dict[str, Any]) -> dict[str, float]:
 
 
 def greedy_tokens(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the greedy tokens of mixed prompts, with the two best log-probabilities at every position."""
+    """Return the greedy tokens of mixed prompts, with the best log-probabilities (two, or `num_best`) at every position."""
+    prompts = mixed_prompts(request["num_requests"], request["max_prompt_tokens"])
+    start = time.perf_counter()
+    answers = greedy_answers(llm, prompts, request["output_tokens"], request.get("num_best", 2))
+    return {"answers": answers, "elapsed_s": time.perf_counter() - start}
+
+
+def greedy_answers(llm: Any, prompts: list[list[int]], num_output_tokens: int, num_best: int) -> list[dict[str, Any]]:
+    """Return `tokens` of every prompt's answer, and at every position the `best` tokens with their log-probabilities."""
     from vllm import SamplingParams
 
-    prompts = mixed_prompts(request["num_requests"], request["max_prompt_tokens"])
     sampling = SamplingParams(
-        temperature=0.0, max_tokens=request["output_tokens"], ignore_eos=True, logprobs=2, detokenize=False
+        temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True, logprobs=num_best, detokenize=False
     )
-    start = time.perf_counter()
     results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
     answers = []
     for result in results:
         output = result.outputs[0]
-        best = [
-            [[token, entry.logprob] for token, entry in sorted(position.items(), key=lambda item: item[1].rank)[:2]]
-            for position in output.logprobs
-        ]
+        ranked = (sorted(position.items(), key=lambda item: item[1].rank) for position in output.logprobs)
+        best = [[[token, entry.logprob] for token, entry in position[:num_best]] for position in ranked]
         answers.append({"tokens": list(output.token_ids), "best": best})
-    return {"answers": answers, "elapsed_s": time.perf_counter() - start}
+    return answers
 
 
 COMMANDS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {

@@ -53,7 +53,8 @@ def _token_bars(figures: dict[str, Any], kind: str) -> list[Bar]:
     """Where answers part, and how far apart they were before; another kernel of vLLM's own is the measure where it ran."""
     control = figures.get(kind, {}).get(CONTROL)
     words = kind.replace("_", " ")
-    noise = max([NOISE_LOGPROB, *(map(_margin, control["mismatches"]) if control else ())])
+    parted = map(_margin, control["mismatches"]) if control else ()
+    noise = max([NOISE_LOGPROB, *(margin for margin in parted if math.isfinite(margin))])
     bars = [
         Bar(
             f"{words}: log-probability between stock's and ours where answers part",
@@ -129,5 +130,5 @@ def _share(figures: dict[str, Any], count: int) -> float:
 
 
 def _margin(mismatch: dict[str, Any]) -> float:
-    """A token that is not among the best two is no matter of rounding."""
+    """A token that is not among the best is no matter of rounding."""
     return math.inf if mismatch.get("margin_is_lower_bound") else float(mismatch.get("margin", math.inf))

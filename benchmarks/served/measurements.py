@@ -7,7 +7,7 @@ import statistics
 from functools import cache
 from typing import Any
 
-from benchmarks.gpu.measurements import serve_batch
+from benchmarks.gpu.measurements import greedy_answers, serve_batch
 from benchmarks.gpu.workload import random_prompt
 
 _STREAM = 1_500_000
@@ -31,12 +31,15 @@ def fill_sessions(llm: Any, request: dict[str, Any]) -> dict[str, float]:
 def decode_sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Decode some tokens of the first sessions: milliseconds of a step, and of its graph on the GPU.
 
+    Each session answers with one token of its own over and over: tokens that part would wake other experts, and how many
+    experts a step reads moves its time by more than an attention kernel does.
     Steps are those in which every session gets a token. The graph is the model's forward pass; planning, sampling and gaps
     between steps lie outside of it.
     """
     prompts = _sessions(request)
     timed = all(llm.collective_rpc("start_timing_graphs"))
-    served = serve_batch(llm, prompts, request["output_tokens"], f"decode{request['round']}n{len(prompts)}")
+    forced = [prompt[0] for prompt in prompts]
+    served = serve_batch(llm, prompts, request["output_tokens"], f"decode{request['round']}n{len(prompts)}", forced)
     found: dict[str, Any] = {"step_ms": served["step_mean_ms"]}
     replays = [ms for tokens, ms in llm.collective_rpc("take_graph_times")[0] if tokens == len(prompts)]
     if timed and replays:
@@ -45,22 +48,9 @@ def decode_sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def session_tokens(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Greedy tokens of the first sessions, with the two best log-probabilities at every position."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(
-        temperature=0.0, max_tokens=request["output_tokens"], ignore_eos=True, logprobs=2, detokenize=False
-    )
-    results = llm.generate([{"prompt_token_ids": prompt} for prompt in _sessions(request)], sampling, use_tqdm=False)
-    return {"answers": [_answer(result.outputs[0]) for result in results]}
-
-
-def _answer(output: Any) -> dict[str, Any]:
-    best = [
-        [[token, entry.logprob] for token, entry in sorted(position.items(), key=lambda item: item[1].rank)[:2]]
-        for position in output.logprobs
-    ]
-    return {"tokens": list(output.token_ids), "best": best}
+    """Greedy tokens of the first sessions, with the best log-probabilities at every position."""
+    answers = greedy_answers(llm, _sessions(request), request["output_tokens"], request["num_best"])
+    return {"answers": answers}
 
 
 def who_decodes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:

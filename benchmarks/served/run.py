@@ -20,6 +20,8 @@ from benchmarks.served.kernel_times import KernelTimesError, in_own_process
 SYSTEMS = ("stock", "ours")
 KV_TOKEN_BYTES_PER_LAYER = 1152
 MIXED_PROMPT_TOKENS = 512
+NUM_BEST = 20
+"""Log-probabilities at every position: as many as vLLM gives by default."""
 _IDLE_S = 1.3
 """After a second without work an engine's processes stop spinning; then they take no core from the one that is measured."""
 
@@ -138,7 +140,9 @@ class Run:
             answers: dict[str, list[dict[str, Any]]] = {}
             for system, engine in running.items():
                 try:
-                    found = engine.run(command, output_tokens=options.token_outputs, **requests[command])
+                    found = engine.run(
+                        command, output_tokens=options.token_outputs, num_best=NUM_BEST, **requests[command]
+                    )
                     answers[system] = found["answers"]
                 except EngineFailedError as error:
                     self.figures["engines"][system][f"{result}_error"] = str(error)

@@ -102,6 +102,7 @@ def test_another_kernel_of_vllms_own_is_the_measure_where_it_ran() -> None:
         return figures(tokens={"ours": own, CONTROL: control})
 
     assert missed(with_control(0.025, 0.31)) == []
+    assert missed(with_control(0.025, float("inf"))) != []
     assert (
         "tokens: log-probability between stock's and ours where answers part: 0.3"
         in missed(with_control(0.025, 0.2))[0]
