@@ -37,7 +37,8 @@ CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' 
 BUILD_INPUTS = pyproject.toml CMakeLists.txt tokenspeed_plugin/__init__.py $(wildcard cmake/*) $(CPP_SOURCES) \
   kv_flat/csrc/CMakeLists.txt scheduler_fsm/csrc/CMakeLists.txt
 
-.PHONY: help environment build demo bench test lint format cpp-test sanitize fuzz py-test py-test-033 gemma host-033 clean
+.PHONY: help environment build demo bench test lint format cpp-test sanitize sanitize-build sanitize-cpp sanitize-py fuzz py-test py-test-033 \
+  gemma host-033 clean
 .DELETE_ON_ERROR:
 
 help:  ## List the targets
@@ -90,7 +91,12 @@ bench: build  ## A small agentic replay against stock vLLM and ours on CPU, side
 	$(PY) -m benchmarks.agentic bench --device cpu --tiny --one-by-one --loads 6 --seconds 0 --warm 0 --most-turns 4 \
 	  --length 0.2 --output-length 0.3 --rate 10 --max-num-seqs 16 --max-model-len 2048 --target 20
 
-test: lint sanitize py-test py-test-033  ## Run everything: lint, C++ tests under sanitizers, Python tests on both hosts, real models
+# Neither lint and downloads nor a walk through the scheduler's states keep two cores busy: they run beside something else.
+test: environment  ## Run everything: lint, C++ tests under sanitizers, Python tests on both hosts, real models
+	+$(MAKE) --jobs=$(BUILD_JOBS) --output-sync=target lint build gemma host-033
+	+$(MAKE) --jobs=$(BUILD_JOBS) --output-sync=target sanitize
+	+$(MAKE) py-test
+	+$(MAKE) py-test-033
 
 # ---- lint ---------------------------------------------------------------------------------------------------------------
 
@@ -118,20 +124,26 @@ cpp-test: $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests and co
 	cmake --build $(CPP_BUILD)
 	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(BUILD_JOBS)
 
-# One build for everything that runs under the address and undefined-behaviour sanitizers. CTest runs the fuzzer for half a minute.
-sanitize: build $(CATCH2)/catch2/install/include/catch2/catch.hpp  ## C++ tests, fuzzer and exact-worker tests under sanitizers
+sanitize: sanitize-cpp sanitize-py  ## C++ tests, fuzzer and exact-worker tests under sanitizers
+
+# One build for everything that runs under the address and undefined-behaviour sanitizers.
+sanitize-build: build $(CATCH2)/catch2/install/include/catch2/catch.hpp
 	$(CPP_CONFIGURE) -B $(SANITIZE_BUILD) -DTOKENSPEED_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
 	  -DTOKENSPEED_BUILD_FUZZER=ON -DTOKENSPEED_BUILD_PYTHON=ON -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 	cmake --build $(SANITIZE_BUILD)
+
+sanitize-cpp: sanitize-build  ## The C++ part of it; CTest runs the fuzzer for half a minute
 	ctest --test-dir $(SANITIZE_BUILD) --output-on-failure -j $(BUILD_JOBS)
+
+sanitize-py: sanitize-build  ## The Python part of it
 	$(SANITIZED) $(PY) -m pytest -p sanitized_core -p no:cacheprovider $(SANITIZED_TESTS)
 
 fuzz: sanitize  ## Fuzz the scheduler for half an hour, then write the minimised corpus back
 	nice $(FUZZER) tests/cpp/fuzz/corpus --seconds 1800 --seed $$(date +%s) --findings build/fuzz-findings --save
 
 py-test: build gemma  ## Python tests on vLLM 0.32, real models included
-	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 py-test-033: build host-033  ## Tests that drive a scheduler, on the files of vLLM 0.33
 	PYTHONPATH=$(abspath $(HOST_033)) VLLM_TARGET_DEVICE=cpu $(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m host_matrix

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test gets."""
+"""What every test gets, and the order of the files."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with real models take minutes: they go first, so that none is left for one worker alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("real_vllm") is None)
 
 
 @pytest.fixture(autouse=True)
