@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way of running the same requests gives the same greedy tokens as vLLM's own scheduler in its plainest mode.
 
-All engines of this file but one run one after another in one process. One baseline serves for all: greedy tokens depend neither on overlap,
-drafts, pipeline stages nor on the order of service.
+All engines of this file but one run one after another in one process. One baseline serves for all: greedy tokens depend neither on
+overlap, drafts, pipeline stages nor on the order of service.
 """
 
 import dataclasses
