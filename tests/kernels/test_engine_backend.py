@@ -20,7 +20,7 @@ from tokenspeed_plugin.kernels.registry import Registry, default_registry
 
 pytestmark = pytest.mark.host_matrix
 
-HEADS, PAGES, SCALE = 16, 12, 0.07
+HEADS, SCALE = 16, 0.07
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +77,9 @@ class Batch:
     def __init__(self, query_lens: list[int], seq_lens: list[int]) -> None:
         generator = torch.Generator().manual_seed(7)
         self.query_lens, self.seq_lens = query_lens, seq_lens
-        pages = torch.randperm(len(seq_lens) * PAGES, generator=generator).to(torch.int32)
-        self.table = pages.view(len(seq_lens), PAGES)
+        pages_per_request = -(-max(seq_lens) // PAGE_TOKENS)
+        pages = torch.randperm(len(seq_lens) * pages_per_request, generator=generator).to(torch.int32)
+        self.table = pages.view(len(seq_lens), pages_per_request)
         self.cache = torch.randn(pages.numel(), PAGE_TOKENS, 576, generator=generator).to(torch.bfloat16)
         self.q = torch.randn(sum(query_lens), HEADS, 576, generator=generator).to(torch.bfloat16)
         self.common = common_metadata(query_lens, seq_lens, self.table)
@@ -128,7 +129,7 @@ def test_batches_that_it_takes_are_decoded_within_the_error_of_the_same_arithmet
     ("query_lens", "why"), [([1] * 16, "many requests"), ([9, 1], "a chunk's tail"), ([8], "not measured")]
 )
 def test_other_batches_go_to_vllm(query_lens: list[int], why: str) -> None:
-    batch = Batch(query_lens, [200] * len(query_lens))
+    batch = Batch(query_lens, [100] * len(query_lens))
     metadata = builder(max_requests=16).build(0, batch.common)
     out, _ = decoded(batch, metadata)
     assert calls == ["flash"], why
@@ -138,7 +139,7 @@ def test_other_batches_go_to_vllm(query_lens: list[int], why: str) -> None:
 def test_a_kernel_that_was_named_takes_every_batch_that_it_can_run() -> None:
     named = builder(kernels="mla=torch", max_requests=16)
     for query_lens, ran in (([1] * 16, "torch"), ([8], "torch"), ([9, 1], "flash")):
-        batch = Batch(query_lens, [200] * len(query_lens))
+        batch = Batch(query_lens, [100] * len(query_lens))
         calls.clear()
         decoded(batch, named.build(0, batch.common))
         assert calls == [ran]
