@@ -163,15 +163,15 @@ def compile_kernels(
     fp8: Fp8 = False,
     arch: Annotated[str, typer.Option(help="sm_100a or sm_103a.")] = "sm_100a",
 ) -> None:
-    """Compile our Blackwell MLA decode kernels, with or without a GPU, and show what they use."""
+    """Compile our Blackwell MLA kernels, with or without a GPU, and show what they use."""
     if (reason := unavailable_reason()) is not None:
         raise _failure(reason)
-    from tokenspeed_plugin.kernels.mla.sm100.report import compiled_kernels, variant_of
+    from tokenspeed_plugin.kernels.mla.sm100.report import compiled_kernels, compiled_prefill, variant_of
 
     variant = variant_of(heads, queries, page, "float8_e4m3fn" if fp8 else "bfloat16")
     layout = variant.layout
     table = Table("kernel", "registers", "spilled bytes", "stack bytes", "cubin bytes")
-    for kernel in compiled_kernels(variant, arch):
+    for kernel in (*compiled_kernels(variant, arch), compiled_prefill(arch)):
         numbers = (kernel.registers, kernel.spill_bytes, kernel.stack_bytes, len(kernel.cubin))
         table.add_row(kernel.name, *map(str, numbers))
     _console().print(table)

@@ -23,6 +23,7 @@ from tokenspeed_plugin.kernels.registry import (
 )
 
 BF16: Signature = {"q": OperandFormat("bfloat16"), "kv": OperandFormat("bfloat16")}
+PREFILL_BF16: Signature = {operand: OperandFormat("bfloat16") for operand in ("q", "k", "v")}
 FP8: Signature = {
     "q": OperandFormat("float8_e4m3fn", "tensor"),
     "kv": OperandFormat("float8_e4m3fn", "tensor"),
@@ -67,6 +68,18 @@ def _cute_sm100() -> Callable[..., Any]:
     return mla_decode
 
 
+def _prefill_reference() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.prefill_reference import mla_prefill_reference
+
+    return mla_prefill_reference
+
+
+def _prefill_sm100() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.sm100.prefill.prefill import mla_prefill
+
+    return mla_prefill
+
+
 def _plan_sm100(*arguments: Any) -> Any:
     from tokenspeed_plugin.kernels.mla.sm100.decode import MlaDecodePlan
 
@@ -95,7 +108,7 @@ def _remark_sm100(shape: Mapping[str, int], signature: Signature) -> str:
 
 
 def _source_sm100() -> str:
-    files = sorted(Path(__file__).with_name("sm100").glob("*.py"))
+    files = sorted(Path(__file__).with_name("sm100").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -217,6 +230,31 @@ SOLUTIONS = (
         traits=(ShapeTrait("query_tokens", 1, 8), ShapeTrait("page_tokens", allowed=frozenset({32, 64}))),
         host_backend="TOKENSPEED_MLA",
         unavailable=functools.partial(_missing_any, "vllm", "tokenspeed_mla"),
+    ),
+    KernelSpec(
+        "mla",
+        "prefill",
+        "reference",
+        capabilities=(Capability("cpu"), Capability("cuda"), Capability("rocm")),
+        signatures=(PREFILL_BF16, {operand: OperandFormat("float32") for operand in PREFILL_BF16}),
+        load=_prefill_reference,
+        priority=Priority.REFERENCE,
+        objectives=frozenset(Objective),
+        source=functools.partial(_file_hash, "prefill_reference.py"),
+    ),
+    KernelSpec(
+        "mla",
+        "prefill",
+        "cute_sm100",
+        capabilities=(BLACKWELL,),
+        signatures=(PREFILL_BF16,),
+        load=_prefill_sm100,
+        priority=Priority.UNTRIED,
+        traits=(ShapeTrait("key_dims", allowed=frozenset({192})), ShapeTrait("value_dims", allowed=frozenset({128}))),
+        objectives=frozenset({Objective.LATENCY, Objective.THROUGHPUT}),
+        unavailable=_unavailable_sm100,
+        source=_source_sm100,
+        remark=lambda *_: "never run on hardware",
     ),
 )
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
-from cutlass._mlir.dialects import nvvm
+from cutlass import Float32, cute
 
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, TILE_TOKENS, RowTiles
 from tokenspeed_plugin.kernels.mla.sm100.arithmetic import plan_offset
 from tokenspeed_plugin.kernels.mla.sm100.layout import ALIGNMENT_BYTES, ROW_COUNTS, SLOT_DIMS, DecodeLayout
+from tokenspeed_plugin.kernels.mla.sm100.memory import BlockMemory
 from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 
 SOFTMAX_THREADS, WARPS = 128, 8
@@ -51,7 +51,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(BlockMemory):
     """Shared memory, barriers and matrix operands of the running block, and which rows it has.
 
     The compiler takes frozen objects for what they are: the same in all branches.
@@ -86,32 +86,20 @@ class Block:
         return self.variant.layout
 
     @property
+    def element(self) -> Any:
+        """The type of the operands."""
+        return self.variant.element
+
+    @property
     def tiles(self) -> RowTiles:
         """How the query rows fold."""
         return self.variant.tiles
-
-    # ---- shared memory --------------------------------------------------------------------------------------------------
-
-    def pointer(self, dtype: Any, offset: Any, align: int) -> Any:
-        """A pointer to a byte of shared memory, as a pointer to `dtype`."""
-        return cute.make_ptr(dtype, (self.base + offset).toint(), cute.AddressSpace.smem, assumed_align=align)
-
-    def barrier(self, name: str, index: Any = 0) -> Any:
-        """One of the barriers of a name."""
-        return self.pointer(Int64, self.layout.barrier_offset(name) + index * 8, 8)
 
     def floats(self, part: str) -> Any:
         """A part of shared memory as fp32."""
         size = self.layout.parts()[part] // 4
         pointer = self.pointer(Float32, self.layout.offset(part), 16)
         return cute.make_tensor(pointer, cute.make_layout(size))
-
-    def operand(self, offset: int, layout: Any) -> Any:
-        """Shared memory as a matrix operand."""
-        pointer = cute.recast_ptr(
-            self.pointer(self.variant.element, offset, ALIGNMENT_BYTES), layout.inner, self.variant.element
-        )
-        return cute.make_tensor(pointer, layout.outer)
 
     def keys(self) -> tuple[Any, Any]:
         """A operands of the scores: latent and rope slots."""
@@ -138,25 +126,6 @@ class Block:
         operand = self.operand(self.layout.offset("probabilities"), self.variant.probabilities())
         return self.variant.values_mma.make_fragment_B(operand)
 
-    # ---- tensor memory --------------------------------------------------------------------------------------------------
-
-    @property
-    def _columns_address(self) -> Any:
-        return self.pointer(Int32, self.layout.offset("tensor-memory address"), 16)
-
-    def allocate_columns(self) -> None:
-        """By the product warp; the address appears in shared memory."""
-        cute.arch.alloc_tmem(self.layout.tensor_columns, self._columns_address)
-        cute.arch.relinquish_tmem_alloc_permit()
-
-    def columns(self) -> Any:
-        """The first allocated column."""
-        return cute.arch.retrieve_tmem_ptr(Float32, 16, self._columns_address)
-
-    def free_columns(self, first: Any) -> None:
-        """By the product warp, when nobody reads them any more."""
-        cute.arch.dealloc_tmem(first, self.layout.tensor_columns)
-
     def scores(self, first: Any, buffer: Any) -> Any:
         """A score buffer: [64 tokens x rows]."""
         shape = self.variant.scores_mma.partition_shape_C((TILE_TOKENS, self.layout.rows))
@@ -175,31 +144,3 @@ class Block:
     def _column(column: Any) -> Any:
         """A multiple of the smallest row count: the loads demand to know that it is even."""
         return column if isinstance(column, int) else cute.assume(column, divby=ROW_COUNTS[0])
-
-
-class DeviceMath:
-    """The mathematics of formulas.py on the device."""
-
-    number = Float32
-    maximum = staticmethod(cute.arch.fmax)
-    select = staticmethod(cutlass.select_)
-
-    @staticmethod
-    def exp2(x: Any) -> Any:
-        """Two to a power, by the special-function unit; two to -inf is 0."""
-        return cute.math.exp2(x, fastmath=True)
-
-    @staticmethod
-    def log2(x: Any) -> Any:
-        """Logarithm, by the special-function unit."""
-        return cute.math.log2(x, fastmath=True)
-
-
-def fence_before_barrier() -> None:
-    """Orders this thread's tensor-memory accesses before what it announces next."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
-
-
-def fence_after_barrier() -> None:
-    """Orders this thread's tensor-memory accesses behind what it has waited for."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)

@@ -19,6 +19,8 @@ from tokenspeed_plugin.kernels.mla.sm100.merging import MergeKernel
 from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
 from tokenspeed_plugin.kernels.mla.sm100.output import partial_element
 from tokenspeed_plugin.kernels.mla.sm100.planning import PlanKernel
+from tokenspeed_plugin.kernels.mla.sm100.prefill.block import PrefillVariant
+from tokenspeed_plugin.kernels.mla.sm100.prefill.kernel import PrefillKernel
 
 BLACKWELL = "sm_100a"
 DECODE = (
@@ -31,8 +33,12 @@ MERGE = (
     *("out", "lse", "query_starts", "plan", "partial_out", "partial_lse", "out_strides"),
     *("num_tokens", "num_requests", "groups", "output_scale"),
 )
-"""Parameters of the three kernels, in order; a stream comes last."""
-ALIGNMENT_BYTES = {"q_nope": 16, "q_rope": 16, "kv_cache": 16, "partial_out": 16, "out": 2}
+PREFILL = (
+    *("q", "k", "v", "out", "lse", "query_starts", "kv_starts", "q_strides", "k_strides", "v_strides", "out_strides"),
+    *("num_tokens", "num_kv_tokens", "num_heads", "num_requests", "num_query_tiles", "scale_log2"),
+)
+"""Parameters of the kernels, in order; a stream comes last."""
+ALIGNMENT_BYTES = {"q_nope": 16, "q_rope": 16, "kv_cache": 16, "partial_out": 16, "q": 16, "k": 16, "v": 16}
 """Alignment that a kernel relies on; 4 for all other addresses."""
 
 
@@ -60,15 +66,15 @@ def _argument(name: str, variant: DecodeVariant | None, value: Any) -> Any:
         return Float32(value or 0.0)
     if name.startswith("num_") or name in {"page_shift", "groups"}:
         return Int32(value or 0)
-    return make_ptr(
-        _pointee(name, variant), value or 0, cute.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES.get(name, 4)
-    )
+    # The prefill kernel writes rows of its output 16 bytes at a time; the decode kernel element by element.
+    align = (16 if variant is None else 2) if name == "out" else ALIGNMENT_BYTES.get(name, 4)
+    return make_ptr(_pointee(name, variant), value or 0, cute.AddressSpace.gmem, assumed_align=align)
 
 
 def _pointee(name: str, variant: DecodeVariant | None) -> Any:
     if name in {"lse", "partial_lse"}:
         return Float32
-    if name == "out":
+    if name in {"out", "q", "k", "v"}:
         return BFloat16
     if variant is not None and name in {"q_nope", "q_rope", "kv_cache"}:
         return variant.element
@@ -93,6 +99,15 @@ def compile_merge(variant: DecodeVariant, options: str = "", arch: str = BLACKWE
     """Compile the merge kernel that goes with a decode kernel; parameters: `MERGE`."""
     kernel = MergeKernel(variant.num_heads, variant.max_query_tokens, variant.tiles)
     return _compile(kernel, arguments(MERGE, variant, {}, 0), options, arch)
+
+
+def compile_prefill(variant: PrefillVariant, options: str = "", arch: str = BLACKWELL) -> Any:
+    """Compile the prefill kernel; parameters: `PREFILL`.
+
+    Raises:
+        LayoutError: the variant's layout does not fit.
+    """
+    return _compile(PrefillKernel(variant), arguments(PREFILL, None, {}, 0), options, arch)
 
 
 def _compile(kernel: Any, values: list[Any], options: str, arch: str) -> Any:

@@ -97,7 +97,7 @@ class MlaDecodePlan:
         if page_tokens < MIN_PAGE_TOKENS or page_tokens & (page_tokens - 1):
             raise ValueError(f"page_tokens={page_tokens}, allowed: a power of two of at least {MIN_PAGE_TOKENS}")
         self.step = (seq_lens, block_table, page_tokens)
-        _launch(_plan_kernel(_architecture(device)), "PLAN", None, self.values(), device)
+        launch(_plan_kernel(architecture(device)), "PLAN", None, self.values(), device)
 
     def values(self) -> dict[str, Any]:
         """Launch parameters that the step fixes, by name."""
@@ -192,9 +192,9 @@ def mla_decode(
         "output_scale": output_scale,
     }
     shape = (heads, workspace.max_query_tokens, min(page_tokens, TILE_TOKENS), ELEMENTS[workspace.dtype])
-    arch = _architecture(device)
-    _launch(_decode_kernel(*shape, arch), "DECODE", _variant(*shape), values, device)
-    _launch(_merge_kernel(*shape, arch), "MERGE", _variant(*shape), values, device)
+    arch = architecture(device)
+    launch(_decode_kernel(*shape, arch), "DECODE", _variant(*shape), values, device)
+    launch(_merge_kernel(*shape, arch), "MERGE", _variant(*shape), values, device)
     return out, lse
 
 
@@ -225,7 +225,12 @@ def require_aligned(tensor: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: its address and strides must be multiples of 16 bytes")
 
 
-def _architecture(device: torch.device) -> str:
+def architecture(device: torch.device) -> str:
+    """The compiler's name of a device's architecture.
+
+    Raises:
+        ValueError: it is no Blackwell that the kernels are for.
+    """
     capability = torch.cuda.get_device_capability(device)
     if capability not in ARCHITECTURES:
         allowed = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
@@ -262,7 +267,8 @@ def _plan_kernel(arch: str) -> Any:
     return compile_plan(arch=arch)
 
 
-def _launch(compiled: Any, parameters: str, variant: Any, values: dict[str, Any], device: torch.device) -> None:
+def launch(compiled: Any, parameters: str, variant: Any, values: dict[str, Any], device: torch.device) -> None:
+    """Launch a compiled kernel on the current stream; `parameters` names a tuple of `compiling`."""
     from tokenspeed_plugin.kernels.mla.sm100 import compiling
 
     stream = torch.cuda.current_stream(device).cuda_stream

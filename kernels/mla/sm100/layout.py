@@ -133,7 +133,7 @@ class DecodeLayout:
             "tensor-memory address": 16,
         }
         swizzled = ("query", "latent ring", "rope ring", "probabilities")
-        return {name: _aligned(size, ALIGNMENT_BYTES if name in swizzled else 16) for name, size in sizes.items()}
+        return {name: aligned(size, ALIGNMENT_BYTES if name in swizzled else 16) for name, size in sizes.items()}
 
     def offset(self, part: str) -> int:
         """Byte at which a part begins."""
@@ -167,22 +167,8 @@ class DecodeLayout:
         Raises:
             LayoutError: something is over.
         """
-        parts = ", ".join(f"{name} {size}" for name, size in self.parts().items())
-        if self.used_bytes > self.shared_bytes:
-            raise LayoutError(f"shared memory: {self.used_bytes} bytes used, {self.shared_bytes} asked for ({parts})")
-        if self.shared_bytes > SHARED_LIMIT_BYTES:
-            raise LayoutError(f"shared memory: {self.shared_bytes} bytes, at most {SHARED_LIMIT_BYTES} ({parts})")
-        columns = f"scores {self.output_column}, output {LATENT_SLOTS_OF_TILE * self.rows}"
-        if self.used_columns > self.tensor_columns:
-            raise LayoutError(
-                f"tensor memory: {self.used_columns} columns used, {self.tensor_columns} allocated ({columns})"
-            )
-        power_of_two = self.tensor_columns & (self.tensor_columns - 1) == 0
-        if not MIN_TENSOR_COLUMNS <= self.tensor_columns <= TENSOR_COLUMNS or not power_of_two:
-            raise LayoutError(
-                f"tensor memory: {self.tensor_columns} columns, allowed: a power of two from {MIN_TENSOR_COLUMNS} to "
-                f"{TENSOR_COLUMNS} ({columns})"
-            )
+        columns = {"scores": self.output_column, "output": LATENT_SLOTS_OF_TILE * self.rows}
+        check_memory(self.parts(), self.shared_bytes, columns, self.tensor_columns)
         if self.latent_slots < 2 * LATENT_SLOTS_OF_TILE or self.rope_slots < 2:
             raise LayoutError(
                 f"rings: {self.latent_slots} latent and {self.rope_slots} rope slots, at least "
@@ -191,5 +177,34 @@ class DecodeLayout:
         return self
 
 
-def _aligned(size: int, unit: int) -> int:
+def check_memory(parts: dict[str, int], shared_bytes: int, columns: dict[str, int], tensor_columns: int) -> None:
+    """Hold what a block uses against what it asks for, and that against the chip.
+
+    Args:
+        parts: bytes of shared memory by what they hold.
+        shared_bytes: what the launch asks for.
+        columns: columns of tensor memory by what they hold.
+        tensor_columns: what the kernel allocates.
+
+    Raises:
+        LayoutError: something is over.
+    """
+    used, listed = sum(parts.values()), ", ".join(f"{name} {size}" for name, size in parts.items())
+    if used > shared_bytes:
+        raise LayoutError(f"shared memory: {used} bytes used, {shared_bytes} asked for ({listed})")
+    if shared_bytes > SHARED_LIMIT_BYTES:
+        raise LayoutError(f"shared memory: {shared_bytes} bytes, at most {SHARED_LIMIT_BYTES} ({listed})")
+    used, listed = sum(columns.values()), ", ".join(f"{name} {count}" for name, count in columns.items())
+    if used > tensor_columns:
+        raise LayoutError(f"tensor memory: {used} columns used, {tensor_columns} allocated ({listed})")
+    power_of_two = tensor_columns & (tensor_columns - 1) == 0
+    if not MIN_TENSOR_COLUMNS <= tensor_columns <= TENSOR_COLUMNS or not power_of_two:
+        raise LayoutError(
+            f"tensor memory: {tensor_columns} columns, allowed: a power of two from {MIN_TENSOR_COLUMNS} to "
+            f"{TENSOR_COLUMNS} ({listed})"
+        )
+
+
+def aligned(size: int, unit: int) -> int:
+    """The next multiple of `unit`."""
     return -(-size // unit) * unit

@@ -26,6 +26,7 @@ from tokenspeed_plugin.kernels.mla.sm100.layout import (
     SLOT_DIMS,
     SWIZZLE_ROW_BYTES,
 )
+from tokenspeed_plugin.kernels.mla.sm100.memory import BlockMemory
 
 WARP_LANES, UNIT_BYTES = 32, 16
 
@@ -177,7 +178,7 @@ def load_kv(block: Block) -> None:
 
 
 @cute.jit
-def drain(block: Block, empty: cutlass.Constexpr, filling: Int32, slots: cutlass.Constexpr) -> None:
+def drain(block: BlockMemory, empty: cutlass.Constexpr, filling: Int32, slots: cutlass.Constexpr) -> None:
     """Waits until the products have given back every slot: nothing may arrive in this memory after the block's end."""
     for _ in cutlass.range(slots):
         cute.arch.mbarrier_wait(block.barrier(empty, ring_slot(filling, slots)), ring_phase(filling, slots) ^ 1)

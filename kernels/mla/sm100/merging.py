@@ -12,8 +12,8 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute
 
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, RowTiles, plan_words
 from tokenspeed_plugin.kernels.mla.sm100.arithmetic import partial_slot, plan_offset
-from tokenspeed_plugin.kernels.mla.sm100.block import DeviceMath
 from tokenspeed_plugin.kernels.mla.sm100.formulas import LN_2, merge_step, row_end
+from tokenspeed_plugin.kernels.mla.sm100.memory import DeviceMath
 
 WARPS, LANES = 8, 32
 PIECE_DIMS = 4

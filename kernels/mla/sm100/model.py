@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MLA decode should take on a B200, by arithmetic: nothing here was measured.
+"""What MLA should take on a B200, by arithmetic: nothing here was measured.
 
-A block's time is the longest of what it waits for; see `DecodeEstimate`. Launches, the plan, and the way of the first
+A block's time is the longest of what it waits for; see `Estimate`. Launches, the plan, and the way of the first
 byte are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, TILE_TOKENS, RowTiles
 from tokenspeed_plugin.kernels.mla.sm100.layout import ELEMENT_BYTES, ROW_COUNTS
+from tokenspeed_plugin.kernels.mla.sm100.prefill.arithmetic import tiles_upto, visible_tokens
+from tokenspeed_plugin.kernels.mla.sm100.prefill.layout import KEY_DIMS, KV_TILE, QUERY_TILE, VALUE_DIMS
 from tokenspeed_plugin.kernels.mla.split import SplitPlan
 
 
@@ -51,7 +53,7 @@ B200 = Chip(
 
 
 @dataclass(frozen=True)
-class DecodeEstimate:
+class Estimate:
     """Microseconds that the busiest block, or the memory of the whole GPU, needs for each kind of work."""
 
     memory_us: float
@@ -74,7 +76,7 @@ class DecodeEstimate:
         return max(times, key=times.__getitem__)
 
 
-def estimate_decode(shape: Mapping[str, int], element: str = "bfloat16", chip: Chip = B200) -> DecodeEstimate:
+def estimate_decode(shape: Mapping[str, int], element: str = "bfloat16", chip: Chip = B200) -> Estimate:
     """The model of one call.
 
     Args:
@@ -87,7 +89,7 @@ def estimate_decode(shape: Mapping[str, int], element: str = "bfloat16", chip: C
     # More row tiles than multiprocessors run one after the other.
     rounds = -(-tiles.row_tiles * len(plan.spans) // chip.multiprocessors)
     busiest = rounds * max(span.tiles for span in plan.spans)
-    return DecodeEstimate(
+    return Estimate(
         memory_us=memory_bytes(shape, element, tiles, plan) / chip.memory_bytes_per_us,
         tensor_cores_us=busiest * tensor_clocks(tiles.rows, element, chip) / chip.clock_per_us,
         exponentials_us=busiest * tiles.rows * TILE_TOKENS / chip.exponentials_per_clock / chip.clock_per_us,
@@ -119,3 +121,35 @@ def tensor_clocks(rows: int, element: str, chip: Chip) -> float:
         (LATENT_DIMS + LATENT_DIMS // 128 * rows) * TILE_TOKENS * size / chip.shared_bytes_per_clock,
     )
     return max(scores) + max(values)
+
+
+def estimate_prefill(
+    lengths: Sequence[tuple[int, int]], heads: int, causal: bool = True, chip: Chip = B200
+) -> Estimate:
+    """The model of one call of the prefill kernel in bf16.
+
+    Args:
+        lengths: query and KV tokens of each request.
+        heads: of queries, keys and values.
+        causal: whether a query token sees only what comes before it.
+        chip: the GPU.
+    """
+    spans = [
+        tiles_upto(max(visible_tokens(min(first + QUERY_TILE, rows) - 1, rows, tokens, causal), 0))
+        for rows, tokens in lengths
+        for first in range(0, rows, QUERY_TILE)
+    ]
+    # Blocks are handed out longest first: the busiest multiprocessor has its share, or the longest block.
+    busiest = max(sum(spans) * heads / chip.multiprocessors, *spans)
+    tile = QUERY_TILE * KV_TILE
+    products = max(
+        2 * tile * (KEY_DIMS + VALUE_DIMS) / chip.bf16_flops_per_clock,
+        (QUERY_TILE + KV_TILE) * (KEY_DIMS + VALUE_DIMS) * 2 / chip.shared_bytes_per_clock,
+    )
+    rows, tokens = (sum(column) for column in zip(*lengths, strict=True))
+    moved = (rows + tokens) * heads * (KEY_DIMS + VALUE_DIMS) * 2
+    return Estimate(
+        memory_us=moved / chip.memory_bytes_per_us,
+        tensor_cores_us=busiest * products / chip.clock_per_us,
+        exponentials_us=busiest * tile / chip.exponentials_per_clock / chip.clock_per_us,
+    )

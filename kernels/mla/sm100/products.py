@@ -16,9 +16,10 @@ from cutlass import Boolean, Int32, cute
 from cutlass.cute.nvgpu import tcgen05
 
 from tokenspeed_plugin.kernels.mla.sm100.arithmetic import ring_phase, ring_slot, tiles_of
-from tokenspeed_plugin.kernels.mla.sm100.block import Block, fence_after_barrier
+from tokenspeed_plugin.kernels.mla.sm100.block import Block
 from tokenspeed_plugin.kernels.mla.sm100.layout import LATENT_SLOTS_OF_TILE
 from tokenspeed_plugin.kernels.mla.sm100.loading import next_request
+from tokenspeed_plugin.kernels.mla.sm100.memory import fence_after_barrier
 
 
 def steps_of(operand: Any) -> int:

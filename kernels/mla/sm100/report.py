@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_plugin.kernels.mla.geometry import TILE_TOKENS, RowTiles
-from tokenspeed_plugin.kernels.mla.sm100.compiling import BLACKWELL, compile_decode, compile_merge, compile_plan
+from tokenspeed_plugin.kernels.mla.sm100.compiling import (
+    BLACKWELL,
+    compile_decode,
+    compile_merge,
+    compile_plan,
+    compile_prefill,
+)
 from tokenspeed_plugin.kernels.mla.sm100.layout import ROW_COUNTS, DecodeLayout
 from tokenspeed_plugin.kernels.mla.sm100.operands import DecodeVariant
+from tokenspeed_plugin.kernels.mla.sm100.prefill.block import PrefillVariant
 
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -46,6 +53,11 @@ def compiled_kernels(variant: DecodeVariant, arch: str = BLACKWELL) -> list[Comp
         compiled_kernel("decode", lambda options: compile_decode(variant, options, arch)),
         compiled_kernel("merge", lambda options: compile_merge(variant, options, arch)),
     ]
+
+
+def compiled_prefill(arch: str = BLACKWELL) -> CompiledKernel:
+    """The causal prefill kernel."""
+    return compiled_kernel("prefill", lambda options: compile_prefill(PrefillVariant(), options, arch))
 
 
 def compiled_kernel(name: str, build: Callable[[str], Any]) -> CompiledKernel:

@@ -26,13 +26,11 @@ from tokenspeed_plugin.kernels.mla.sm100.arithmetic import (
 from tokenspeed_plugin.kernels.mla.sm100.block import (
     SOFTMAX_THREADS,
     Block,
-    DeviceMath,
-    fence_after_barrier,
-    fence_before_barrier,
 )
 from tokenspeed_plugin.kernels.mla.sm100.formulas import probability, raised, row_end
 from tokenspeed_plugin.kernels.mla.sm100.layout import LATENT_SLOTS_OF_TILE, SOFTMAX_WARPS, SWIZZLE_ROW_BYTES
 from tokenspeed_plugin.kernels.mla.sm100.loading import next_request
+from tokenspeed_plugin.kernels.mla.sm100.memory import DeviceMath, fence_after_barrier, fence_before_barrier
 from tokenspeed_plugin.kernels.mla.sm100.output import rescale_output, write_rows
 
 TOKENS_OF_WARP, ROWS_OF_STEP = 16, 8
