@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sm100_dataflow import Batch, Decode, plan_of
 
@@ -15,29 +15,40 @@ from tokenspeed_plugin.kernels.mla.reference import mla_decode_reference
 from tokenspeed_plugin.kernels.mla.sm100 import arithmetic as at
 from tokenspeed_plugin.kernels.mla.split import SplitPlan
 
+NOWHERE = 1 << 20
 
-@st.composite
-def batches(draw: st.DrawFn) -> Batch:
-    page_tokens = draw(st.sampled_from([16, 32, 64, 128]))
-    heads, queries = draw(st.sampled_from([(1, 1), (5, 3), (8, 2), (16, 1), (16, 8), (48, 1), (96, 1)]))
-    seq_lens = draw(st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65, 129, 300]), min_size=1, max_size=4))
-    tokens = [draw(st.integers(0, queries)) if length else queries for length in seq_lens]
-    chance = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+
+def make_batch(
+    seq_lens: list[int], tokens: list[int], heads: int, queries: int, page_tokens: int, groups: int, seed: int = 0
+) -> Batch:
+    """Random numbers in pages in random order; what no token owns holds NaN, tables end in pages that do not exist."""
+    chance = np.random.default_rng(seed)
     pages = [-(-length // page_tokens) for length in seq_lens]
-    order, table = chance.permutation(sum(pages) + 1), np.full((len(seq_lens), max(pages) + 1), 1 << 20)
+    order, table = chance.permutation(sum(pages) + 1), np.full((len(seq_lens), max(pages) + 1), NOWHERE)
     cache = np.full((len(order), page_tokens, 576), np.nan)
     for request, (length, count) in enumerate(zip(seq_lens, pages, strict=True)):
         table[request, :count], order = order[:count], order[count:]
-        rows = chance.normal(size=(length, 576)) * draw(st.sampled_from([0.3, 3.0]))
+        rows = chance.normal(size=(length, 576)) * chance.choice([0.3, 3.0])
         for page in range(count):
             part = rows[page * page_tokens : (page + 1) * page_tokens]
             cache[table[request, page], : len(part)] = part
     starts = [0, *np.cumsum(tokens).tolist()]
-    q = chance.normal(size=(starts[-1] + draw(st.integers(1, 2)), heads, 576))
-    element, groups = draw(st.sampled_from(["bfloat16", "float8_e4m3fn"])), draw(st.integers(1, 9))
+    q = chance.normal(size=(starts[-1] + 2, heads, 576))
+    element = ("bfloat16", "float8_e4m3fn")[seed % 2]
     return Batch(q, cache, table, seq_lens, starts, queries, groups, 0.1, element)
 
 
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    heads, queries = draw(st.sampled_from([(1, 1), (5, 3), (8, 2), (16, 1), (16, 8), (48, 1), (96, 1)]))
+    seq_lens = draw(st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65, 129, 300]), min_size=1, max_size=4))
+    tokens = [draw(st.integers(0, queries)) if length else queries for length in seq_lens]
+    page_tokens, groups = draw(st.sampled_from([16, 32, 64, 128])), draw(st.integers(1, 9))
+    return make_batch(seq_lens, tokens, heads, queries, page_tokens, groups, draw(st.integers(0, 1 << 30)))
+
+
+# A group that ends one request and begins another, both shared: two parts of its own.
+@example(make_batch([129, 129], [1, 1], 5, 1, 16, 3))
 @settings(max_examples=20, deadline=None)
 @given(batches())
 def test_it_adds_up_to_attention(batch: Batch) -> None:
@@ -45,7 +56,7 @@ def test_it_adds_up_to_attention(batch: Batch) -> None:
     expected_out, expected_lse = mla_decode_reference(
         torch.from_numpy(batch.q),
         torch.from_numpy(batch.cache),
-        torch.from_numpy(np.where(batch.table == 1 << 20, 0, batch.table)),
+        torch.from_numpy(np.where(batch.table == NOWHERE, 0, batch.table)),
         torch.tensor(batch.seq_lens),
         batch.scale,
         query_starts=torch.tensor(batch.query_starts),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream
 
 from tokenspeed_plugin.kernels.mla.geometry import ROPE_DIMS, TILE_TOKENS
-from tokenspeed_plugin.kernels.mla.sm100.arithmetic import probability_offset, query_offset, swizzled
+from tokenspeed_plugin.kernels.mla.sm100.arithmetic import probability_offset, query_offset
 from tokenspeed_plugin.kernels.mla.sm100.layout import SLOT_DIMS
 from tokenspeed_plugin.kernels.mla.sm100.operands import STEP_BYTES, DecodeVariant
 from tokenspeed_plugin.kernels.mla.sm100.report import variant_of
@@ -81,8 +82,11 @@ def test_rope_keys_are_where_the_copies_put_them(variant: DecodeVariant) -> None
     evaluated(check)
 
 
-def inner_of(row_bytes: int) -> str:
-    return f"S<{(row_bytes // 16).bit_length() - 1},4,3>"
+def placed(operand: Any, coordinate: Any, size: int) -> int:
+    """Byte of an element: S<b,4,3> flips b bits from bit 4 on by those three further up."""
+    bits, base, shift = map(int, re.findall(r"\d+", str(operand.inner)))
+    offset = operand.outer(coordinate) * size
+    return offset ^ (offset >> shift & ((1 << bits) - 1) << base)
 
 
 def test_query_units_are_where_the_scores_read_them(variant: DecodeVariant) -> None:
@@ -94,11 +98,10 @@ def test_query_units_are_where_the_scores_read_them(variant: DecodeVariant) -> N
             (variant.latent_queries(), 512, 128),
             (variant.rope_queries(), 64, variant.rope_row_bytes),
         ):
-            assert str(operand.inner) == inner_of(row_bytes)
             for row, unit in picks(layout.rows, dims * size // 16):
                 dim = unit * 16 // size
-                element = operand.outer(((row, dim % step), 0, dim // step, 0))
-                assert query_offset(row, unit, layout.rows, row_bytes) == swizzled(element * size, row_bytes)
+                read = placed(operand, ((row, dim % step), 0, dim // step, 0), size)
+                assert query_offset(row, unit, layout.rows, row_bytes) == read
 
     evaluated(check)
 
@@ -109,10 +112,8 @@ def test_probabilities_are_where_the_products_read_them(variant: DecodeVariant) 
 
     def check() -> None:
         operand = variant.probabilities()
-        assert str(operand.inner) == inner_of(layout.rows * size)
         for token, row in picks(TILE_TOKENS, layout.rows):
-            element = operand.outer(((row, token % step), 0, token // step, 0))
-            at = probability_offset(token, row, layout.rows, size)
-            assert at == swizzled(element * size, layout.rows * size)
+            read = placed(operand, ((row, token % step), 0, token // step, 0), size)
+            assert probability_offset(token, row, layout.rows, size) == read
 
     evaluated(check)

@@ -140,12 +140,12 @@ class PrefillBlock(BlockMemory):
         return cls(variant, arguments, base, head, query_start, query_tokens, first_row, kv_start, kv_tokens, tiles)
 
     @property
-    def layout(self) -> PrefillLayout:  # type: ignore[override]
+    def layout(self) -> PrefillLayout:
         """Shared and tensor memory."""
         return self.variant.layout
 
     @property
-    def element(self) -> Any:  # type: ignore[override]
+    def element(self) -> Any:
         """The type of the operands."""
         return BFloat16
 
