@@ -29,6 +29,7 @@ FP8: Signature = {
     "kv": OperandFormat("float8_e4m3fn", "tensor"),
 }
 BLACKWELL = Capability("cuda", (10, 0), (10, 4))
+B200, B300 = Capability("cuda", (10, 0), (10, 1)), Capability("cuda", (10, 3), (10, 4))
 HOPPER = Capability("cuda", (9, 0), (9, 1))
 
 
@@ -203,7 +204,7 @@ SOLUTIONS = (
         "mla",
         "decode",
         "cute_sm100",
-        capabilities=(BLACKWELL,),
+        capabilities=(B200, B300),
         signatures=(BF16, FP8),
         load=_cute_sm100,
         priority=Priority.UNTRIED,
@@ -246,7 +247,7 @@ SOLUTIONS = (
         "mla",
         "prefill",
         "cute_sm100",
-        capabilities=(BLACKWELL,),
+        capabilities=(B200, B300),
         signatures=(PREFILL_BF16,),
         load=_prefill_sm100,
         priority=Priority.UNTRIED,

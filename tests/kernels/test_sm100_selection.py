@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tokenspeed_plugin.kernels.cli import app
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, RowTiles
+from tokenspeed_plugin.kernels.mla.sm100.decode import ARCHITECTURES
 from tokenspeed_plugin.kernels.mla.sm100.model import B200, estimate_decode, memory_bytes, tensor_clocks
 from tokenspeed_plugin.kernels.mla.solutions import BF16, FP8, SOLUTIONS, decode_shape
 from tokenspeed_plugin.kernels.mla.split import SplitPlan
@@ -54,8 +55,8 @@ def test_fp8_stays_with_vllm() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (request((9, 0)), "platform cuda 9.0, allowed: cuda 10.0 to below 10.4"),
-        (request((12, 0)), "platform cuda 12.0, allowed: cuda 10.0 to below 10.4"),
+        (request((9, 0)), "platform cuda 9.0, allowed: cuda 10.0 to below 10.1; cuda 10.3 to below 10.4"),
+        (request((10, 1)), "platform cuda 10.1, allowed: cuda 10.0 to below 10.1; cuda 10.3 to below 10.4"),
         (request(page_tokens=8), "page_tokens=8, allowed: at least 16, a power of two"),
         (request(page_tokens=48), "page_tokens=48, allowed: at least 16, a power of two"),
         (request(heads=129), "heads=129, allowed: 1 to 128"),
@@ -67,6 +68,16 @@ def test_what_it_does_not_take_is_named(asked: KernelRequest, reason: str) -> No
     with pytest.raises(KernelSelectionError) as caught:
         select_kernel(asked, solution="cute_sm100", registry=registry())
     assert str(caught.value).endswith(reason)
+
+
+def test_it_claims_what_it_can_be_compiled_for() -> None:
+    claimed = {arch for arch in [(10, minor) for minor in range(10)] if fits(arch)}
+    assert claimed == set(ARCHITECTURES)
+
+
+def fits(arch: tuple[int, int]) -> bool:
+    (spec,) = (s for s in SOLUTIONS if (s.mode, s.solution) == ("decode", "cute_sm100"))
+    return any(capability.admits(Platform("cuda", arch)) for capability in spec.capabilities)
 
 
 def test_explain_says_so() -> None:
