@@ -128,7 +128,7 @@ class TokenSpeedScheduler(SchedulerInterface):
         self._events = KvEventFeed(vllm_config)
         self._statistics = Statistics(self._core, vllm_config) if log_stats else None
         self._pause_state = PauseState.UNPAUSED
-        self._pace = pace.Pace(self._core, self._statistics)
+        self._pace = pace.Pace(self._core, self._statistics, vllm_config.additional_config)
 
     # -- requests in and out ---------------------------------------------------------------------------------------------------
 
@@ -324,6 +324,7 @@ class TokenSpeedScheduler(SchedulerInterface):
 
     def shutdown(self) -> None:
         """Stop publishing KV events, and the connector."""
+        self._pace.close()
         self._events.shutdown()
         if self._port is not None:
             self._port.shutdown()

@@ -89,6 +89,11 @@ class Settings(BaseModel):
         description="What becomes of requests that the rates of users have no room for: they wait, end with an error, or run.",
         json_schema_extra={"allowed": "{queue,refuse,degrade}"},
     )
+    step_time_profile: str = Field(
+        "",
+        description="File with the times of steps that an earlier run learnt: read at start-up, kept up to date. Empty: none.",
+        json_schema_extra={"allowed": "{FILE}, a path in a folder that exists"},
+    )
     placement: Annotated[str, _text(_PLACEMENT)] = Field(
         "off",
         description="Compiled parallelism: vLLM's layers, with the collectives of a verified plan.",

@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.agentic.fit import write_step_model
 from benchmarks.agentic.options import shape_of
 from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
+from benchmarks.agentic.shaping import open_trace
 from benchmarks.agentic.step_time import H200_DENSE_1B
 from benchmarks.agentic.stock_limits import StockLimits
 from benchmarks.agentic.stock_search import StockSearch
@@ -27,19 +28,19 @@ from benchmarks.gpu.models import MODELS, TINY_MODELS, write_model
 
 STEP_MODEL = "step-model.json"
 _TUNABLE_STOCK = "benchmarks.agentic.tunable_stock.TunableScheduler"
-_DECODES = [[64, 1024], [256, 1024], [256, 2048], [512, 1024], [64, 8192]]
-_PREFILLS = [[0, 64], [0, 512], [0, 1536], [8192, 512]]
-_SHORT_ROWS, _SHORT_CONTEXT, _SHORT_PREFILLS = (1, 16, 64, 128, 256, 512), 64, [[0, 64]]
-_SHORT_HISTORY, _NUM_ROUNDS = 1024, 2
-_SHAPES_S, _ALONE_S = 45.0, 25.0  # what they take at most, as far as is known
+_DECODES = [[64, 1024], [256, 1024], [256, 2048], [448, 1024], [64, 8192]]
+_PREFILLS = [[0, 48], [0, 384], [0, 1536], [8192, 384]]
+_SHORT_ROWS, _SHORT_CONTEXT, _SHORT_PREFILLS = (1, 16, 64, 128, 256, 448), 64, [[0, 48], [0, 512]]
+_SHORT_HISTORY, _NUM_ROUNDS = 1024, 4
+_SHAPES_S, _ALONE_S = 45.0, 30.0  # what they take at most, as far as is known
 _LEAST_FILL_S, _CLOSING_S = 4.0, 6.0
 
 
 class EngineRun:
     """A run with its deadline: the most telling figures first, and everything is written as it comes.
 
-    One session alone comes first, then ours and untuned stock under the first load, steps of known shapes, and by turns
-    tries of stock's limits under the first load and the other loads.
+    Ours and untuned stock come first, under the first load, then steps of known shapes, two tries of stock's limits, the
+    other loads, one session alone, and more tries.
     """
 
     def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
@@ -55,7 +56,8 @@ class EngineRun:
         self._search = StockSearch(options.target, most, options.budget)
 
     def run(self, folder: Path) -> None:
-        """Build both engines and measure."""
+        """Build both engines and measure. Raises TraceError at once for a trace that is not there."""
+        open_trace(self._options.trace, shape_of(self._options, 1, ramp_s=1.0))
         environment = {"TOKENSPEED_TARGET_TPS_PER_USER": f"{self._options.target:g}"}
         with engines(self._entries(folder), folder, self._left_s(), environment) as running:
             self.engines = {system: engine.description for system, engine in running.items()}
@@ -99,12 +101,12 @@ class EngineRun:
             if limits is not None:
                 self._play("stock", running["stock"], first, limits)
 
-        phases = [lambda: self._measure_alone(running), ours(first), tune]
+        phases = [ours(first), tune]
         phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running)]
         phases += [tune, tune]
         for load in others:
             phases += [ours(load), stock(load)]
-        return [*phases, tune, tune]
+        return [*phases, lambda: self._measure_alone(running), tune, tune]
 
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
@@ -145,7 +147,7 @@ class EngineRun:
         if not self._has_time(_SHAPES_S, "steps of known shapes"):
             return
         options = self._options
-        most_rows = min(options.stock_seqs, options.max_num_seqs)
+        most_rows = min(options.stock_seqs, options.max_num_seqs) - 1  # and a prompt beside them
         most = options.max_model_len - 4100
         pool_tokens = min(one["num_blocks"] * one["block_tokens"] for one in self.engines.values())
         decodes = [[n, c] for n, c in _DECODES if n <= most_rows and c <= most and n * (c + 500) <= 0.9 * pool_tokens]

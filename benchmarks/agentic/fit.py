@@ -11,43 +11,82 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 
 _LEAST_RUNNER_MS = 0.2
 _HOST_RULED = 1.15  # a step that takes hardly longer than the host's part says little about the device
-_NAMES = ("fixed_ms", "row_us", "context_us", "prefill_us", "pair_us")
+_ROUNDS, _CLOSE = 40, 1e-3  # of reweighting; relative errors below are all alike
+_DECODES, _PROMPTS = ("fixed_ms", "row_us", "context_us"), ("mixed_ms", "eager_ms", "prefill_us", "pair_us")
+GRAPH_TOKENS = 512  # vLLM captures CUDA graphs for at most so many tokens
 Row = dict[str, float]
 
 
 def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[str, float], float]:
     """Return the device's coefficients, none negative, and the mean relative error over the rows that they were fitted to.
 
+    First steps without prompts, then what prompts add to them: so that what is uncertain about prompts spoils no decode.
     Rows that take hardly longer than `host_ms` of them, the engine's own CPU time, say little about the device and are left out;
     where too few are left, all are kept: a step then takes what it took, whoever ruled it.
 
     Raises:
         ValueError: fewer rows than coefficients.
     """
+    alone, mixed = ([row for row in rows if bool(row["prefill"]) is with_prompt] for with_prompt in (False, True))
+    alone, mixed = (_device_ruled(some, host_ms) for some in (alone, mixed))
+    decodes = [[1.0, row["decodes"] / 1e3, row["context"] / 1e3] for row in (*alone, *mixed)]
+    found = _fitted(decodes[: len(alone)], [row["ms"] for row in alone], [row["ms"] for row in alone])
+    beside = np.array(decodes[len(alone) :]) @ found
+    prompts = [[*_kind(row), row["prefill"] / 1e3, row["pairs"] / 1e3] for row in mixed]
+    added = _fitted(
+        prompts, [row["ms"] - ms for row, ms in zip(mixed, beside, strict=True)], [row["ms"] for row in mixed]
+    )
+    errors = [*(np.array(decodes[: len(alone)]) @ found), *(beside + np.array(prompts) @ added)]
+    measured = np.array([row["ms"] for row in (*alone, *mixed)])
+    names = dict(zip((*_DECODES, *_PROMPTS), (*found, *added), strict=True))
+    return {name: float(value) for name, value in names.items()}, float(
+        np.mean(np.abs(np.array(errors) / measured - 1))
+    )
+
+
+def _kind(row: Row) -> tuple[float, float]:
+    """Whether a step with prompts was captured, and whether it was too large for that."""
+    is_eager = row["decodes"] + row["prefill"] > GRAPH_TOKENS
+    return float(not is_eager), float(is_eager)
+
+
+def _device_ruled(rows: list[Row], host_ms: Callable[[Row], float]) -> list[Row]:
     kept = [row for row in rows if row["ms"] > _HOST_RULED * host_ms(row)]
-    if len(kept) < len(_NAMES):
+    if len(kept) < len(_DECODES):
         kept = rows
-    if len(kept) < len(_NAMES):
-        raise ValueError(f"{len(kept)} steps were measured; needed: {len(_NAMES)}")
-    columns = [[1.0, r["decodes"] / 1e3, r["context"] / 1e3, r["prefill"] / 1e3, r["pairs"] / 1e3] for r in kept]
-    measured = np.array([row["ms"] for row in kept])
-    features = np.array(columns) / measured[:, None]  # relative errors count
-    scale = features.max(axis=0)
-    active = list(range(len(_NAMES)))
-    found = np.zeros(len(_NAMES))
+    if len(kept) < len(_DECODES):
+        raise ValueError(f"{len(kept)} steps of a kind were measured; needed: {len(_DECODES)}")
+    return kept
+
+
+def _fitted(columns: list[list[float]], measured: list[float], weights: list[float]) -> NDArray[np.float64]:
+    """Return coefficients of which none is negative, by absolute errors relative to `weights`: a few odd steps do little."""
+    features = np.array(columns) / np.array(weights)[:, None]
+    wanted = np.array(measured) / np.array(weights)
+    trust = np.ones(len(wanted))
+    for _ in range(_ROUNDS):
+        found = _least_squares(features * trust[:, None], wanted * trust)
+        trust = 1 / np.sqrt(np.maximum(np.abs(features @ found - wanted), _CLOSE))
+    return found
+
+
+def _least_squares(features: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    scale = np.maximum(features.max(axis=0), 1e-12)
+    active = list(range(features.shape[1]))
+    found = np.zeros(features.shape[1])
     while active:
-        solved = np.linalg.lstsq(features[:, active] / scale[active], np.ones(len(kept)), rcond=None)[0]
+        solved = np.linalg.lstsq(features[:, active] / scale[active], wanted, rcond=None)[0]
         if (solved >= 0).all():
             found[active] = solved / scale[active]
             break
         del active[int(np.argmin(solved))]
-    error = float(np.mean(np.abs(features @ found - 1)))
-    return {name: float(value) for name, value in zip(_NAMES, found, strict=True)}, error
+    return found
 
 
 def host_of(base: StepTimeModel, short: dict[str, list[Row]]) -> dict[str, list[float]]:
@@ -89,18 +128,24 @@ def schedulers_of(
 
 
 def mixed_of(short: dict[str, list[Row]], device: dict[str, float]) -> float:
-    """Return the CPU time that a step takes longer because it holds a prompt: it runs without full CUDA graphs.
+    """Return the CPU time that a captured step takes longer because it holds a prompt: it runs without full CUDA graphs.
 
-    The median over numbers of rows of the least over systems; what the device takes for the prompt is not the host's.
+    The median over numbers of rows and systems; what the device takes for the prompt's tokens is not the host's.
     """
-    extras: dict[int, list[float]] = {}
+    extras = []
     for steps in short.values():
         for row in steps:
-            if row.get("prefill"):
+            if row.get("prefill") and row["decodes"] + row["prefill"] <= GRAPH_TOKENS:
                 prompt_ms = (row["prefill"] * device["prefill_us"] + row["pairs"] * device["pair_us"]) / 1e3
                 alone_ms = _measured([one for one in steps if not one.get("prefill")], int(row["decodes"]))
-                extras.setdefault(int(row["decodes"]), []).append(row["ms"] - alone_ms - prompt_ms)
-    return max(0.0, median(min(values) for values in extras.values())) if extras else 0.0
+                extras.append(row["ms"] - alone_ms - prompt_ms)
+    return max(0.0, median(extras)) if extras else 0.0
+
+
+def eager_of(rows: list[Row], host_ms: Callable[[Row], float]) -> float:
+    """Return the CPU time that a step of more tokens than were captured takes longer: the least that `host_ms` leaves of one."""
+    left = [row["ms"] - host_ms(row) for row in rows if row["decodes"] + row["prefill"] > GRAPH_TOKENS]
+    return max(0.0, min(left)) if left else 0.0
 
 
 def _measured(steps: list[Row], count: int) -> float:
@@ -132,12 +177,16 @@ def write_step_model(
         document["scheduler_ms"] |= schedulers_of(model, document["host_ms"], alone)
         text = f"measured steps with short contexts: {command}"
         sources = {
-            "host_ms": f"runner, mixed: what is left of {text}",
+            "host_ms": f"runner, mixed, eager: what is left of {text}",
             "scheduler_ms": f"so that the parts add up to {text}",
         }
     document["device"], error = fit_device(rows, _host(document, measured_system))
     if short:
-        document["host_ms"]["mixed"] = mixed_of(short, document["device"])
+        document["host_ms"] |= {"mixed": mixed_of(short, document["device"]), "graph_tokens": GRAPH_TOKENS}
+        document["host_ms"]["eager"] = eager_of(
+            [*rows, *(row for row in short.get(measured_system, []) if row.get("prefill"))],
+            _host(document, measured_system),
+        )
         document["device"], error = fit_device(rows, _host(document, measured_system))
     sources["device"] = f"fitted to {len(rows)} measured steps, mean relative error {error:.3f}: {command}"
     document["sources"] = sources

@@ -207,7 +207,9 @@ class SimulatedEngine:
     def _note(self, step: _InFlight, num_tokens: int) -> None:
         shape, fixed_ms = step.shape, self.times.device_ms(_NOTHING)
         decode_ms = self.times.device_ms(StepShape(shape.num_decodes, shape.context_tokens, 0, 0)) - fixed_ms
-        prompt_ms = step.end_ms - step.begin_ms - fixed_ms - decode_ms
+        # What prompts take by their tokens alone: another schedule could have fewer steps that hold some.
+        mixed_ms = self.times.mixed_ms(shape) * self.times.device_factor
+        prompt_ms = step.end_ms - step.begin_ms - fixed_ms - mixed_ms - decode_ms
         self.steps.append(StepDone(self.now_s, step.begin_ms, step.end_ms, decode_ms, prompt_ms, num_tokens))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.agentic.engine_replay import request_of
 from benchmarks.gpu.workload import random_prompt
 
-_NEW_TOKENS, _OUTPUT_TOKENS, _NUM_TURNS = 256, 64, 7
-_NUM_STEPS, _NUM_REPS = 12, 3
+_NEW_TOKENS, _OUTPUT_TOKENS, _NUM_TURNS = 256, 64, 5
+_NUM_STEPS, _NUM_REPS = 12, 4
 _NO_RATE = {"target_tps_per_user": 0}  # chunks are not cut for the sake of those who decode
 
 

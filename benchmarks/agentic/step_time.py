@@ -5,7 +5,7 @@ A step costs CPU time of the engine's one thread (scheduling, launching, taking 
 overlap with asynchronous scheduling; `SimulatedEngine` plays the order in which they follow each other.
 
 ``device = fixed + rows * row + context of decodes * context + prefill tokens * prefill + pairs * pair``, where pairs
-counts (token, token it attends to) of the prompts in the step.
+counts (token, token it attends to) of the prompts in the step, and ``mixed`` more where there are any.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class _HostCost(msgspec.Struct, forbid_unknown_fields=True):
     other: list[float]
     mixed: float = 0.0
     """Added to a step that holds prompts: it runs without full CUDA graphs."""
+    eager: float = 0.0
+    """Added to a step of more than `graph_tokens`: it runs without any."""
+    graph_tokens: int = 0
+    """Most tokens of a captured step; 0: there is no such limit."""
 
 
 class _DeviceCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,11 +58,14 @@ class _DeviceCost(msgspec.Struct, forbid_unknown_fields=True):
     context_us: float
     prefill_us: float
     pair_us: float
+    mixed_ms: float = 0.0
+    """Added to a captured step that holds prompts: decodes beside prompts run less well than alone."""
+    eager_ms: float = 0.0
+    """Added instead to a step of more than `graph_tokens` that holds prompts."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    kv_bytes_per_token: int
     scheduler_ms: dict[str, _SchedulerCost]
     host_ms: _HostCost
     device: _DeviceCost
@@ -111,10 +118,10 @@ class StepTimeModel:
         """Return the CPU times of a step."""
         rows = step.num_decodes + (1 if step.prefill_tokens else 0)
         scheduler, host = self.data.scheduler_ms[self.system], self.data.host_ms
-        mixed = host.mixed if step.prefill_tokens else 0.0
+        launch_ms = (host.mixed if step.prefill_tokens else 0.0) + (host.eager if self._is_eager(step) else 0.0)
         return HostTimes(
             _interpolated(rows, scheduler.rows, scheduler.schedule),
-            _interpolated(rows, host.rows, host.runner) + mixed,
+            _interpolated(rows, host.rows, host.runner) + launch_ms,
             _interpolated(rows, scheduler.rows, scheduler.update) + _interpolated(rows, host.rows, host.other),
         )
 
@@ -127,7 +134,16 @@ class StepTimeModel:
             + step.prefill_tokens * device.prefill_us
             + step.prefill_pairs * device.pair_us
         )
-        return (device.fixed_ms + work_us / 1e3) * self.device_factor
+        return (device.fixed_ms + self.mixed_ms(step) + work_us / 1e3) * self.device_factor
+
+    def mixed_ms(self, step: StepShape) -> float:
+        """Return what a step takes longer on the device because it holds prompts, however many tokens they have."""
+        if not step.prefill_tokens:
+            return 0.0
+        return self.data.device.eager_ms if self._is_eager(step) else self.data.device.mixed_ms
+
+    def _is_eager(self, step: StepShape) -> bool:
+        return 0 < self.data.host_ms.graph_tokens < step.num_decodes + step.prefill_tokens
 
     def steady_ms(self, step: StepShape) -> float:
         """Return the time from step to step when steps like this follow each other, host and device overlapping."""

@@ -118,7 +118,7 @@ class Engine:
         }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder, calls, engines=None, seconds: float = 1000) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, folder, calls, engines=None, seconds: float = 1000, more: tuple = ()) -> int:
     engines = engines or {system: Engine(system, calls) for system in ("stock", "ours")}
 
     @contextlib.contextmanager
@@ -129,7 +129,9 @@ def run(monkeypatch: pytest.MonkeyPatch, folder, calls, engines=None, seconds: f
     monkeypatch.setattr(engine_run, "engines", built)
     monkeypatch.setattr(engine_run, "write_model", lambda model, folder: folder)
     arguments = ["engines", "--loads", "400", "100", "--seconds", "6", "--warm", "1", "--max-num-seqs", "512"]
-    return command.main([*arguments, "--total-seconds", str(seconds), "--max-model-len", "73728", "--out", str(folder)])
+    return command.main(
+        [*arguments, "--total-seconds", str(seconds), "--max-model-len", "73728", "--out", str(folder), *more]
+    )
 
 
 def test_the_most_telling_points_come_first(monkeypatch, tmp_path) -> None:
@@ -137,12 +139,12 @@ def test_the_most_telling_points_come_first(monkeypatch, tmp_path) -> None:
     assert run(monkeypatch, tmp_path, calls) == 0
     labels = [label if name == "sessions" else name for _, name, label in calls]
     order = [label for i, label in enumerate(labels) if label not in labels[:i]]
-    assert order[:5] == ["returning_turns", "ours400", "stock400-512-8192", "step_shapes", "stock400-267-2048"]
-    assert {"ours100", "stock100-267-2048"} <= set(order)
+    assert order[:4] == ["ours400", "stock400-512-8192", "step_shapes", "stock400-267-2048"]
+    assert order.index("ours100") < order.index("stock100-267-2048") < order.index("returning_turns")
     # Both orders of the systems, so that neither always comes first.
     assert [system for system, name, _ in calls if name == "returning_turns"] == ["stock"] * 2 + ["ours"] * 4 + [
         "stock"
-    ] * 2
+    ] * 4 + ["ours"] * 4 + ["stock"] * 2
     found = json.loads((tmp_path / "engines.json").read_text())
     assert found["replays"]["stock seqs 267 tokens 2048, 400 sessions"]["max_num_seqs"] == 267
     assert found["alone"]["ours"]["65536"]["ttft_ms"] == 3.0
@@ -172,11 +174,20 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch, tmp_path, capsys) 
             return super().run(name, timeout_s, **arguments)
 
     engines = {system: SlowEngine(system, calls) for system in ("stock", "ours")}
-    run(monkeypatch, tmp_path, calls, engines, seconds=300)
-    # 240 s for one session alone, then two points of 30 s each.
-    assert [name for _, name, _ in calls] == ["returning_turns"] * 8 + ["sessions"] * 2
+    run(monkeypatch, tmp_path, calls, engines, seconds=160)
+    # Two points of 30 s each, shapes in three requests, then too little for one more point.
+    names = [name for _, name, _ in calls]
+    assert names == ["sessions", "sessions", "step_shapes", "step_shapes", "step_shapes"]
     said = capsys.readouterr().err
-    assert "left out: steps of known shapes (-6 s left, 45 needed)" in said
-    assert "left out: ours, 100 sessions" in said
+    assert "left out: ours, 100 sessions (4 s left, 10 needed)" in said
+    assert "left out: one session alone (4 s left, 30 needed)" in said
     found = json.loads((tmp_path / "engines.json").read_text())
     assert list(found["replays"]) == ["ours, 400 sessions", "stock seqs 512 tokens 8192, 400 sessions"]
+
+
+def test_a_trace_that_is_not_there_ends_the_run_before_engines_are_built(monkeypatch, tmp_path, capsys) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.delenv("TOKENSPEED_TRACES", raising=False)
+    assert run(monkeypatch, tmp_path, calls, more=["--trace", "nowhere"]) == 2
+    assert calls == []
+    assert "no trace at nowhere" in capsys.readouterr().err

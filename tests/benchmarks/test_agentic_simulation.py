@@ -200,8 +200,7 @@ def test_the_bound_counts_the_work_of_the_window_and_the_least_steps():
     assert (nothing.tokens_per_s, nothing.num_users) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("system", ["stock", "ours"])
-@pytest.mark.parametrize("target", [20.0, 60.0, 110.0])
+@pytest.mark.parametrize(("system", "target"), [("stock", 60.0), ("ours", 60.0), ("ours", 110.0)])
 def test_no_run_beats_the_bound_of_its_own_work(system, target):
     trace = shaped(synthetic(60, seed=7, num_turns=3), Shape(rate=20.0, ramp_s=0.2, num_sessions=60))
     load_factory("ours")

@@ -35,6 +35,7 @@ def doctor(
     kv_store: Annotated[str | None, _setting("kv_store")] = None,
     target_tps_per_user: Annotated[str | None, _setting("target_tps_per_user")] = None,
     target_overload: Annotated[str | None, _setting("target_overload")] = None,
+    step_time_profile: Annotated[str | None, _setting("step_time_profile")] = None,
     placement: Annotated[str | None, _setting("placement")] = None,
     kernels: Annotated[str | None, _setting("kernels")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
@@ -50,6 +51,7 @@ def doctor(
         "kv_store": kv_store,
         "target_tps_per_user": target_tps_per_user,
         "target_overload": target_overload,
+        "step_time_profile": step_time_profile,
         "placement": placement,
         "kernels": kernels,
     }

@@ -101,6 +101,8 @@ def target_problem(resolved: ResolvedSettings, scheduler_cls: type | None) -> st
         key, value, without = "target_tps_per_user", f"{values.target_tps_per_user:g}", "0, or any rate"
     elif values.target_overload != "queue":
         key, value, without = "target_overload", repr(values.target_overload), "'queue', or any"
+    elif values.step_time_profile:
+        key, value, without = "step_time_profile", repr(values.step_time_profile), "none, or a file"
     else:
         return None
     spelling = resolved.source(key).spelling(key)

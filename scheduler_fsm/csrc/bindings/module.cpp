@@ -223,6 +223,12 @@ void bind_core(py::module_& module) {
              py::arg("all_special"), py::arg("now_s") = 0.0)
         .def("pace", &Core::pace)
         .def_property_readonly("is_paced", &Core::is_paced)
+        .def("step_time_profile",
+             [](const Core& core) { return bindings::profile_figures(core.scheduler().state().pace); })
+        .def(
+            "start_from_profile",
+            [](Core& core, const py::dict& figures) { bindings::start_from_figures(core.scheduler().pace(), figures); },
+            py::arg("figures"))
         .def("step_classes", [](const Core& core) { return bindings::step_classes(core.scheduler().state().pace); })
         .def("users_below_target",
              [](const Core& core, double now_s) {

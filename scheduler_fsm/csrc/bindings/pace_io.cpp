@@ -57,6 +57,26 @@ py::dict pace_report(const scheduler_fsm::PaceControl& pace) {
     return values;
 }
 
+py::dict profile_figures(const scheduler_fsm::PaceControl& pace) {
+    const scheduler_fsm::StepTimeProfile profile = pace.model().profile();
+    py::dict figures;
+    figures["fixed_ms"] = profile.fixed_ms;
+    figures["row_us"] = profile.row_us;
+    figures["context_us"] = profile.context_us;
+    figures["prefill_us"] = profile.prefill_us;
+    figures["pair_us"] = profile.pair_us;
+    return figures;
+}
+
+void start_from_figures(scheduler_fsm::PaceControl& pace, const py::dict& figures) {
+    const auto figure = [&](const char* name) { return figures[name].cast<double>(); };
+    pace.start_from({.fixed_ms = figure("fixed_ms"),
+                     .row_us = figure("row_us"),
+                     .context_us = figure("context_us"),
+                     .prefill_us = figure("prefill_us"),
+                     .pair_us = figure("pair_us")});
+}
+
 py::list step_classes(const scheduler_fsm::PaceControl& pace) {
     py::list rows;
     pace.tally.for_each([&](std::size_t decodes, std::size_t prompts, const scheduler_fsm::StepClass& seen) {

@@ -24,6 +24,12 @@ void bind_pace(py::module_& module);
 /// Model, error and limits as a dictionary.
 [[nodiscard]] py::dict pace_report(const scheduler_fsm::PaceControl& pace);
 
+/// A profile's figures by name.
+[[nodiscard]] py::dict profile_figures(const scheduler_fsm::PaceControl& pace);
+
+/// Begins with a profile's figures by name; all of them are there.
+void start_from_figures(scheduler_fsm::PaceControl& pace, const py::dict& figures);
+
 /// list[(decodes, prompt tokens, steps, predicted, measured, |predicted - measured|)]: shapes by the number of their
 /// class, sums of milliseconds.
 [[nodiscard]] py::list step_classes(const scheduler_fsm::PaceControl& pace);

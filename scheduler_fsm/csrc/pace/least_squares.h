@@ -23,6 +23,19 @@ class LeastSquares {
         for (std::size_t i = 0; i < N; ++i) covariance_[i][i] = prior[i] * prior[i];
     }
 
+    /// Takes `known` in place of the prior: measured before, so samples move it from there and do not replace it.
+    void start_from(const Vector& known) noexcept {
+        coefficients_ = known;
+        covariance_ = {};
+        for (std::size_t i = 0; i < N; ++i) {
+            prior_[i] = std::max(known[i], kLeastKnown * prior_[i]);
+            covariance_[i][i] = std::pow(kKnownSpread * prior_[i], 2);
+        }
+        num_samples_ = kFewSamples;
+    }
+
+    [[nodiscard]] const Vector& coefficients() const noexcept { return coefficients_; }
+
     [[nodiscard]] double value(const Vector& x) const noexcept {
         double sum = 0;
         for (std::size_t i = 0; i < N; ++i) sum += coefficients_[i] * x[i];
@@ -56,6 +69,8 @@ class LeastSquares {
     static constexpr double kMostSurprise = 0.5;
     static constexpr double kMostVariance = 4.0;  // of the prior's
     static constexpr double kLeast = 0.05;
+    static constexpr double kKnownSpread = 0.2;    // of a coefficient that was measured before
+    static constexpr double kLeastKnown = 0.05;    // of the prior: a coefficient that was 0 can still grow
     static constexpr std::size_t kFewSamples = 4;  // the prior is a guess: the first samples replace it
 
     void bound_covariance() noexcept {

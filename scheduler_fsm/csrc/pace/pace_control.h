@@ -51,6 +51,8 @@ class PaceControl {
     [[nodiscard]] const StepTimeModel& model() const noexcept { return model_; }
     /// False while so few steps were measured that nobody is retracted or refused by the model.
     [[nodiscard]] bool has_seen_steps() const noexcept { return model_.num_steps() >= kFewSteps; }
+    /// Begins with what another run learnt; nobody is retracted or refused by it before steps were seen.
+    void start_from(const StepTimeProfile& profile) noexcept { model_.start_from(profile); }
     void set_chunk_budget(ChunkBudget budget) { chunk_budget_ = std::move(budget); }
 
     void note_planned(std::uint64_t step, double now_s, const StepWork& work);

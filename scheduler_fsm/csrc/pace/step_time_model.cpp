@@ -12,6 +12,7 @@ constexpr double kRows = 64;
 constexpr double kContext = 65'536;
 constexpr double kPrefill = 1024;
 constexpr double kPairs = 16'777'216;
+constexpr double kUsPerMs = 1e3;
 
 // Before anything was measured: a model of a few billion parameters on a data-centre GPU. The first steps, which are
 // prompts with nobody decoding beside them, correct it.
@@ -57,9 +58,30 @@ double StepTimeModel::fitted_ms(const StepWork& work) const noexcept {
     return std::max(decodes_.value(decode_features(work)) + prompts_.value(prompt_features(work)), 1e-3);
 }
 
+void StepTimeModel::start_from(const StepTimeProfile& profile) noexcept {
+    decodes_.start_from(
+        {profile.fixed_ms, profile.row_us / kUsPerMs * kRows, profile.context_us / kUsPerMs * kContext});
+    prompts_.start_from({profile.prefill_us / kUsPerMs * kPrefill, profile.pair_us / kUsPerMs * kPairs});
+}
+
+StepTimeProfile StepTimeModel::profile() const noexcept {
+    const auto& [fixed, rows, context] = decodes_.coefficients();
+    const auto& [prefill, pairs] = prompts_.coefficients();
+    const double of_decodes = correction(0);
+    const double of_prompts = correction(1);
+    return {.fixed_ms = fixed * of_decodes,
+            .row_us = rows * of_decodes * kUsPerMs / kRows,
+            .context_us = context * of_decodes * kUsPerMs / kContext,
+            .prefill_us = prefill * of_prompts * kUsPerMs / kPrefill,
+            .pair_us = pairs * of_prompts * kUsPerMs / kPairs};
+}
+
+double StepTimeModel::correction(std::size_t kind) const noexcept {
+    return ratios_[kind].value(ratios_[1 - kind].value(1.0));
+}
+
 double StepTimeModel::predict_ms(const StepWork& work) const noexcept {
-    const std::size_t kind = kind_of(work);
-    return fitted_ms(work) * ratios_[kind].value(ratios_[1 - kind].value(1.0));
+    return fitted_ms(work) * correction(kind_of(work));
 }
 
 void StepTimeModel::learn(const StepWork& work, double measured_ms) noexcept {

@@ -25,6 +25,15 @@ struct StepWork {
     }
 };
 
+/// A model in plain figures, as a file keeps it from one start to the next.
+struct StepTimeProfile {
+    double fixed_ms = 0;
+    double row_us = 0;      ///< per decode row
+    double context_us = 0;  ///< per KV token that decodes read
+    double prefill_us = 0;  ///< per prompt token
+    double pair_us = 0;     ///< per (prompt token, token it attends to)
+};
+
 /// The median of the last few values: one outlier does not move it, a lasting change does within four.
 class RecentMedian {
   public:
@@ -48,6 +57,11 @@ class StepTimeModel {
   public:
     StepTimeModel() noexcept;
 
+    /// Begins with what another run learnt, in place of a guess.
+    void start_from(const StepTimeProfile& profile) noexcept;
+    /// What is known now, corrections of the whole included.
+    [[nodiscard]] StepTimeProfile profile() const noexcept;
+
     [[nodiscard]] double predict_ms(const StepWork& work) const noexcept;
 
     /// Takes a measured step in. Times that cannot be (zero, negative, not finite) are ignored.
@@ -63,6 +77,7 @@ class StepTimeModel {
 
   private:
     [[nodiscard]] double fitted_ms(const StepWork& work) const noexcept;
+    [[nodiscard]] double correction(std::size_t kind) const noexcept;
 
     LeastSquares<3> decodes_;
     LeastSquares<2> prompts_;

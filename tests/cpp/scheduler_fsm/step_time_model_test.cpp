@@ -99,3 +99,29 @@ TEST_CASE("a median waits for a majority") {
     median.add(9.0);
     CHECK(median.value(0) == 9.0);
 }
+
+TEST_CASE("a profile keeps what was learnt, and a model that starts from it goes on learning") {
+    StepTimeModel teacher;
+    learn(teacher, 200);
+    const StepTimeProfile profile = teacher.profile();
+    StepTimeModel model;
+    model.start_from(profile);
+    CHECK(worst_error(model) < 0.1);
+    CHECK(model.num_steps() == 0);
+    const StepTimeProfile again = model.profile();
+    CHECK(again.fixed_ms == Approx(profile.fixed_ms));
+    CHECK(again.row_us == Approx(profile.row_us));
+    CHECK(again.context_us == Approx(profile.context_us));
+    CHECK(again.prefill_us == Approx(profile.prefill_us));
+    CHECK(again.pair_us == Approx(profile.pair_us));
+    learn(model, 20, 2.0);
+    CHECK(worst_error(model, 2.0) < 0.25);
+    CHECK(model.profile().context_us == Approx(2 * profile.context_us).epsilon(0.3));
+}
+
+TEST_CASE("a coefficient that a profile has at 0 is learnt all the same") {
+    StepTimeModel model;
+    model.start_from({.fixed_ms = 1.3, .row_us = 2.6, .context_us = 0, .prefill_us = 3.5, .pair_us = 0});
+    learn(model, 400);
+    CHECK(worst_error(model) < 0.15);
+}
