@@ -51,18 +51,20 @@ KeyChain::KeyChain(std::uint32_t key_tokens, KeyContext context)
         put_number(hash, lookahead_tokens_);
     }
     root_ = hash.finish();
+    if (key_tokens_ > 0) note_next_key();
 }
 
-void KeyChain::extend(std::span<const TokenId> tokens) {
+void KeyChain::append_keys(std::span<const TokenId> tokens) {
     if (key_tokens_ == 0) return;
     const std::size_t num_keys = num_keys_of(tokens.size());
-    if (num_keys <= keys_.size()) return;
-    keys_.reserve(num_keys);
+    // Room for a whole prompt at once. It must not be given out key by key: each time would copy all keys.
+    if (keys_.empty()) keys_.reserve(num_keys);
     while (keys_.size() < num_keys) {
         const std::size_t begin = keys_.size() * key_tokens_;
         keys_.push_back(
             next_key(tokens.subspan(begin, key_tokens_ + lookahead_tokens_), static_cast<std::uint32_t>(begin)));
     }
+    note_next_key();
 }
 
 void KeyChain::truncate(std::uint32_t num_tokens) {
@@ -70,6 +72,7 @@ void KeyChain::truncate(std::uint32_t num_tokens) {
     const std::size_t num_keys = num_keys_of(num_tokens);
     if (num_keys >= keys_.size()) return;
     keys_.resize(num_keys);
+    note_next_key();
     first_span_ = 0;
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,7 +55,9 @@ class KeyChain {
 
     /// Appends the keys of all whole blocks of `tokens` that are not there yet. `tokens` is the sequence from its
     /// start.
-    void extend(std::span<const TokenId> tokens);
+    void extend(std::span<const TokenId> tokens) {
+        if (tokens.size() >= next_key_at_tokens_) append_keys(tokens);
+    }
 
     /// Forgets the keys of blocks that end after `num_tokens` (a sequence that was cut).
     void truncate(std::uint32_t num_tokens);
@@ -63,11 +67,21 @@ class KeyChain {
     [[nodiscard]] std::uint32_t key_tokens() const noexcept { return key_tokens_; }
 
   private:
+    static constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+
+    void append_keys(std::span<const TokenId> tokens);
     [[nodiscard]] std::size_t num_keys_of(std::size_t num_tokens) const noexcept;
     /// @param named the block's tokens and those of its lookahead
     [[nodiscard]] Digest next_key(std::span<const TokenId> named, std::uint32_t begin_tokens);
 
-    std::uint32_t key_tokens_ = 0;  // 0: no prefix caching, no keys
+    // Changes whenever the number of keys does.
+    void note_next_key() noexcept {
+        const std::size_t end = (keys_.size() + 1) * key_tokens_ + lookahead_tokens_;
+        next_key_at_tokens_ = static_cast<std::uint32_t>(std::min<std::size_t>(end, kNever));
+    }
+
+    std::uint32_t key_tokens_ = 0;               // 0: no prefix caching, no keys
+    std::uint32_t next_key_at_tokens_ = kNever;  // so many tokens are needed for the next key
     std::uint32_t lookahead_tokens_ = 0;
     Digest root_;
     std::vector<ContentSpan> spans_;  // by begin

@@ -2,6 +2,7 @@
 #include "kv_flat/csrc/flat_kv.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -51,6 +52,8 @@ std::uint32_t state_block_tokens_of(const KvConfig& config) noexcept {
 FlatKv::FlatKv(KvConfig config)
     : config_(checked(std::move(config))),
       state_block_tokens_(state_block_tokens_of(config_)),
+      has_dying_blocks_(std::ranges::any_of(
+          config_.groups, [](const GroupSpec& group) { return group.retention != Retention::kFull; })),
       pool_(config_.num_blocks, config_.record_events, most_units(config_), config_.eviction),
       clock_(config_.num_blocks, most_units(config_), state_block_tokens_ > 0),
       matcher_(pool_, clock_, config_.groups, config_.key_tokens) {
@@ -89,7 +92,7 @@ std::uint32_t FlatKv::blocks_to_open(const Match& match, std::uint32_t num_token
     return taken + match.num_copied_idle_blocks;
 }
 
-std::uint32_t FlatKv::blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
+std::uint32_t FlatKv::num_missing_blocks(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
     std::uint32_t sum = 0;
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         sum += num_missing(sequence, group, num_tokens);
@@ -103,6 +106,22 @@ std::uint32_t FlatKv::num_missing(const KvSequence& sequence, GroupId group, std
     if (config_.groups[group].retention != Retention::kState) return wanted > present ? wanted - present : 0;
     // A state of the cache that the step would replace needs a block of the sequence's own.
     return wanted > present || sequence.columns_[group].num_told < present ? 1 : 0;
+}
+
+void FlatKv::note_lengths(KvSequence& sequence) const noexcept {
+    constexpr std::uint64_t kNever = std::numeric_limits<std::uint32_t>::max();
+    std::uint64_t covered = kNever;
+    std::uint64_t settled = kNever;
+    for (GroupId group = 0; group < config_.groups.size(); ++group) {
+        const KvSequence::Column& column = sequence.columns_[group];
+        const bool is_state = config_.groups[group].retention == Retention::kState;
+        const std::uint64_t held = std::uint64_t{column.table.size()} * config_.groups[group].block_tokens;
+        const std::uint64_t next_key = (std::uint64_t{column.num_published} + 1) * config_.key_tokens;
+        covered = std::min(covered, is_state ? 0 : held);
+        settled = std::min(settled, is_state ? 0 : next_key);
+    }
+    sequence.covered_tokens_ = static_cast<std::uint32_t>(covered);
+    sequence.settled_tokens_ = static_cast<std::uint32_t>(config_.prefix_caching ? settled : kNever);
 }
 
 std::uint32_t FlatKv::blocks_to_complete(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
@@ -130,7 +149,7 @@ void FlatKv::own_match(KvSequence& sequence, const Match& match) {
                        matcher_.may_adopt(group, block, tail_units)) {
                 column.table.append(pool_.share(block));
             } else {
-                sequence.copies_.push_back({group, pool_.share(block)});
+                sequence.add_copy({group, pool_.share(block)});
             }
         }
         sequence.columns_.push_back(std::move(column));
@@ -142,7 +161,8 @@ KvSequence FlatKv::open(const Match& match, std::uint64_t session) {
     own_match(sequence, match);
     pool_.settle(session);
     // Only now, with every block of the match owned, may others be taken: taking evicts.
-    for (BlockCopy& copy : sequence.copies_) {
+    const auto copies = sequence.copies_ ? std::span(*sequence.copies_) : std::span<BlockCopy>();
+    for (BlockCopy& copy : copies) {
         copy.target = pool_.take();
         sequence.columns_[copy.group].table.append(pool_.share(copy.target->id()));
         const std::uint32_t tail_units = num_tail_units(match, copy.group);
@@ -152,6 +172,7 @@ KvSequence FlatKv::open(const Match& match, std::uint64_t session) {
         column.num_warm = column.table.size();
         column.num_published = match.num_tokens / config_.key_tokens;
     }
+    note_lengths(sequence);
     return sequence;
 }
 
@@ -169,10 +190,11 @@ std::uint32_t FlatKv::fitting_tokens(const KvSequence& sequence, std::uint32_t n
     return num_tokens;
 }
 
-bool FlatKv::extend(KvSequence& sequence, std::uint32_t num_tokens) {
-    const std::uint32_t needed = blocks_to_extend(sequence, num_tokens);
+bool FlatKv::grow(KvSequence& sequence, std::uint32_t num_tokens) {
+    const std::uint32_t needed = num_missing_blocks(sequence, num_tokens);
     if (needed > pool_.num_free()) return false;
     if (needed == 0) return true;
+    sequence.has_grown_ = true;
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         BlockTable& table = sequence.columns_[group].table;
         const std::uint32_t wanted = ceil_div(num_tokens, config_.groups[group].block_tokens);
@@ -182,6 +204,7 @@ bool FlatKv::extend(KvSequence& sequence, std::uint32_t num_tokens) {
         }
         while (table.size() < wanted) table.append(pool_.take());
     }
+    note_lengths(sequence);
     return true;
 }
 
@@ -205,11 +228,13 @@ void FlatKv::extend_loaded(KvSequence& sequence, std::uint32_t num_tokens, std::
         while (column.table.size() < num_dead) column.table.append_null();
         column.num_retired = std::max(column.num_retired, num_dead);
     }
+    sequence.has_grown_ = true;
+    note_lengths(sequence);
     static_cast<void>(extend(sequence, num_tokens));
 }
 
-void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens,
-                    std::uint32_t num_planned_tokens) noexcept {
+void FlatKv::retire_dead(KvSequence& sequence, std::uint32_t num_computed_tokens,
+                         std::uint32_t num_planned_tokens) noexcept {
     for (GroupId group = 0; group < config_.groups.size(); ++group) {
         KvSequence::Column& column = sequence.columns_[group];
         const GroupSpec& spec = config_.groups[group];
@@ -221,8 +246,8 @@ void FlatKv::retire(KvSequence& sequence, std::uint32_t num_computed_tokens,
     }
 }
 
-void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
-                     std::uint32_t num_tokens) {
+void FlatKv::publish_complete(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
+                              std::uint32_t num_tokens) {
     if (!config_.prefix_caching || chain.key_tokens() == 0) return;
     // Keys that look ahead come later than their block.
     const auto num_keyed = static_cast<std::uint32_t>(chain.keys().size());
@@ -244,6 +269,7 @@ void FlatKv::publish(KvSequence& sequence, const KeyChain& chain, std::span<cons
                 record_stored(chain, tokens, group, index);
         }
     }
+    note_lengths(sequence);
 }
 
 void FlatKv::record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t index) {

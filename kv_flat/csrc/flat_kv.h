@@ -59,7 +59,9 @@ class FlatKv {
     [[nodiscard]] std::uint32_t blocks_to_open(const Match& match, std::uint32_t num_tokens) const noexcept;
 
     /// Blocks that `extend(sequence, num_tokens)` will take.
-    [[nodiscard]] std::uint32_t blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept;
+    [[nodiscard]] std::uint32_t blocks_to_extend(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
+        return num_tokens <= sequence.covered_tokens_ ? 0 : num_missing_blocks(sequence, num_tokens);
+    }
 
     /// The largest length, at most `num_tokens`, to which `num_blocks` more blocks extend the sequence.
     [[nodiscard]] std::uint32_t fitting_tokens(const KvSequence& sequence, std::uint32_t num_tokens,
@@ -88,7 +90,9 @@ class FlatKv {
     [[nodiscard]] std::uint32_t max_keys() const noexcept;
 
     /// Appends blocks until every table covers `num_tokens`. False, and no change, when the pool has too few.
-    [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens);
+    [[nodiscard]] bool extend(KvSequence& sequence, std::uint32_t num_tokens) {
+        return num_tokens <= sequence.covered_tokens_ || grow(sequence, num_tokens);
+    }
 
     /// Free blocks that `open(match)` and then `extend_loaded(..., num_tokens)` take, at most.
     [[nodiscard]] std::uint32_t blocks_to_load(const Match& match, std::uint32_t num_tokens,
@@ -100,7 +104,12 @@ class FlatKv {
 
     /// Gives back the blocks that no token at or after `num_computed_tokens` reads. Steps run in order, so a state is
     /// needed no longer than until a step from a later one on is planned: behind `num_planned_tokens`.
-    void retire(KvSequence& sequence, std::uint32_t num_computed_tokens, std::uint32_t num_planned_tokens) noexcept;
+    void retire(KvSequence& sequence, std::uint32_t num_computed_tokens, std::uint32_t num_planned_tokens) noexcept {
+        if (has_dying_blocks_) retire_dead(sequence, num_computed_tokens, num_planned_tokens);
+    }
+
+    /// Whether blocks of a sequence die while it goes on (windows, states), so that each step looks into its tables.
+    [[nodiscard]] bool has_dying_blocks() const noexcept { return has_dying_blocks_; }
 
     // -- states
     // --------------------------------------------------------------------------------------------------------
@@ -125,7 +134,9 @@ class FlatKv {
     /// @param chain keys of the sequence, at least up to num_tokens
     /// @param tokens the sequence's ids, for events
     void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
-                 std::uint32_t num_tokens);
+                 std::uint32_t num_tokens) {
+        if (num_tokens >= sequence.settled_tokens_) publish_complete(sequence, chain, tokens, num_tokens);
+    }
 
     /// Records the event that logical block `unit` of a sequence can be hit in `group`.
     void record_stored(const KeyChain& chain, std::span<const TokenId> tokens, GroupId group, std::uint32_t unit);
@@ -142,6 +153,14 @@ class FlatKv {
     void own_match(KvSequence& sequence, const Match& match);
     [[nodiscard]] std::uint32_t num_missing(const KvSequence& sequence, GroupId group,
                                             std::uint32_t num_tokens) const noexcept;
+    [[nodiscard]] std::uint32_t num_missing_blocks(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept;
+    [[nodiscard]] bool grow(KvSequence& sequence, std::uint32_t num_tokens);
+    void retire_dead(KvSequence& sequence, std::uint32_t num_computed_tokens,
+                     std::uint32_t num_planned_tokens) noexcept;
+    void publish_complete(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
+                          std::uint32_t num_tokens);
+    /// Finds out anew up to which lengths the tables need not be asked.
+    void note_lengths(KvSequence& sequence) const noexcept;
     void extend_state(KvSequence& sequence, GroupId group, std::uint32_t num_columns);
     void publish_state(BlockId block, GroupId group, const KeyChain& chain, std::span<const TokenId> tokens,
                        std::uint32_t num_tokens);
@@ -151,6 +170,7 @@ class FlatKv {
 
     KvConfig config_;
     std::uint32_t state_block_tokens_;
+    bool has_dying_blocks_;
     BlockPool pool_;
     WriteClock clock_;
     JointMatcher matcher_;

@@ -16,7 +16,7 @@ void FlatKv::extend_state(KvSequence& sequence, GroupId group, std::uint32_t num
         // The step goes on in the column of the state that the cache gave; others may come back to that one.
         BlockRef own = pool_.take();
         BlockRef target = pool_.share(own.id());
-        sequence.copies_.push_back({group, table.replace(table.size() - 1, std::move(own)), std::move(target)});
+        sequence.add_copy({group, table.replace(table.size() - 1, std::move(own)), std::move(target)});
     }
 }
 
@@ -52,7 +52,7 @@ std::uint32_t FlatKv::keep_states(KvSequence& sequence, const KeyChain& chain, s
             publish_state(kept.id(), group, chain, tokens, num_tokens);
             const std::uint32_t num_units = config_.groups[group].block_tokens / config_.key_tokens;
             clock_.note_written(kept.id(), (num_tokens / config_.key_tokens - 1) % num_units);
-            sequence.copies_.push_back({group, pool_.share(block), std::move(kept)});
+            sequence.add_copy({group, pool_.share(block), std::move(kept)});
         }
     }
     return num_lost;

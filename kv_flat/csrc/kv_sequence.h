@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -29,8 +30,11 @@ class [[nodiscard]] KvSequence {
         return sum;
     }
 
-    /// Has the caches fetch what a step reads of it.
+    /// Has the caches fetch its tables.
     void fetch() const noexcept { __builtin_prefetch(columns_.data()); }
+
+    /// Whether a table grew, or is new, since the last call. Where none did, take_news has nothing to tell.
+    [[nodiscard]] bool take_growth() noexcept { return std::exchange(has_grown_, false); }
 
     /// Leading columns that a worker already knows; the rest is news, and counts as told from now on.
     [[nodiscard]] std::uint32_t take_news(GroupId group) noexcept {
@@ -49,8 +53,15 @@ class [[nodiscard]] KvSequence {
     }
 
     /// Copies that must run before the next step that computes this sequence.
-    [[nodiscard]] std::vector<BlockCopy> take_copies() noexcept { return std::exchange(copies_, {}); }
-    [[nodiscard]] std::span<const BlockCopy> copies() const noexcept { return copies_; }
+    [[nodiscard]] std::vector<BlockCopy> take_copies() noexcept {
+        std::vector<BlockCopy> taken;
+        if (copies_) taken.swap(*copies_);
+        copies_.reset();
+        return taken;
+    }
+    [[nodiscard]] std::span<const BlockCopy> copies() const noexcept {
+        return copies_ ? std::span<const BlockCopy>(*copies_) : std::span<const BlockCopy>();
+    }
 
   private:
     friend class FlatKv;
@@ -70,8 +81,17 @@ class [[nodiscard]] KvSequence {
 
     KvSequence() = default;
 
+    void add_copy(BlockCopy&& copy) {
+        if (!copies_) copies_ = std::make_unique<std::vector<BlockCopy>>();
+        copies_->push_back(std::move(copy));
+    }
+
+    // Up to these two lengths a step has nothing to look up in the tables, which lie elsewhere in memory.
+    std::uint32_t covered_tokens_ = 0;  // every table has blocks for so many; 0 when a group keeps states
+    std::uint32_t settled_tokens_ = 0;  // shorter lengths complete no logical block that is not published yet
+    bool has_grown_ = true;
     std::vector<Column> columns_;
-    std::vector<BlockCopy> copies_;
+    std::unique_ptr<std::vector<BlockCopy>> copies_;  // most sequences never have one
 };
 
 }  // namespace tokenspeed::kv_flat

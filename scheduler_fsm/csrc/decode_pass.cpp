@@ -27,8 +27,15 @@ void DecodePass::run() {
         const std::uint64_t begin = engine.step * rows_left % order.size();
         std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(begin));
     }
+    const bool reads_tables = engine.kv.has_dying_blocks();
+    const auto request_at = [&order](std::size_t turn) { return order[turn]; };
     for (std::size_t turn = 0; turn < order.size(); ++turn) {
-        fetch_ahead(turn, order.size(), [&order](std::size_t i) { return order[i]; });
+        fetch_ahead(turn, order.size(), request_at);
+        if (reads_tables) {
+            fetch_parts_ahead(turn, order.size(), request_at, [](const Request& request) {
+                if (const kv_flat::KvSequence* sequence = request.kv()) sequence->fetch();
+            });
+        }
         Request* request = order[turn];
         const auto num_left = static_cast<std::uint32_t>(order.size() - turn - 1);
         const std::uint32_t room = step_.room_for_one();

@@ -54,7 +54,9 @@ struct ExecutionPlan {
     std::vector<PlanRow> rows;
     std::uint32_t num_tokens = 0;
     std::vector<TokenId> drafts;                  ///< of all rows, in row order
-    std::vector<std::uint32_t> first_new_blocks;  ///< per row and group: table column where the new blocks begin
+    std::vector<std::uint32_t> first_new_blocks;  ///< per row and group: table column where the new blocks begin; of
+                                                  ///< a row without new blocks nothing that means anything
+    bool has_new_tables = false;                  ///< some row is not kRunning
     std::vector<PlannedCopy> copies;
     std::uint32_t num_next_drafts = 0;                 ///< tokens that drafters propose per request after this step
     bool drafts_are_unused = false;                    ///< no row can use what a drafter would propose: it may rest
@@ -73,6 +75,7 @@ struct ExecutionPlan {
         num_tokens = 0;
         drafts.clear();
         first_new_blocks.clear();
+        has_new_tables = false;
         copies.clear();
         num_next_drafts = 0;
         drafts_are_unused = false;

@@ -5,18 +5,18 @@ namespace tokenspeed::scheduler_fsm {
 
 Request::Request(RequestSpec spec, RequestHandle handle_, OrderKey order_)
     : handle(handle_),
+      tokens(std::move(spec.prompt.tokens)),
+      is_session(spec.is_session),
+      ready(spec.ready),
+      num_prompt_tokens(static_cast<std::uint32_t>(tokens.size())),
+      stop(std::move(spec.stop)),
+      chain(std::move(spec.prompt.chain)),
       order(order_),
       label(std::move(spec.label)),
-      stop(std::move(spec.stop)),
       adapter(spec.adapter),
       may_read_cache(spec.may_read_cache),
-      is_session(spec.is_session),
       hints(spec.hints),
-      tokens(std::move(spec.prompt.tokens)),
-      chain(std::move(spec.prompt.chain)),
-      content_marks(std::move(spec.prompt.content_marks)),
-      num_prompt_tokens(static_cast<std::uint32_t>(tokens.size())),
-      ready(spec.ready) {}
+      content_marks(std::move(spec.prompt.content_marks)) {}
 
 void Request::close_turn() noexcept {
     ++turn;

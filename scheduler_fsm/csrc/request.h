@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +18,8 @@
 #include "scheduler_fsm/csrc/stop_rules.h"
 
 namespace tokenspeed::scheduler_fsm {
+
+inline constexpr std::size_t kCacheLineBytes = 64;
 
 /// Names a request across calls. A handle that outlived its request is recognised by its generation.
 struct RequestHandle {
@@ -99,49 +102,53 @@ class Request {
     Request(RequestSpec spec, RequestHandle handle, OrderKey order);
 
     const RequestHandle handle;
-    OrderKey order;  ///< changes only between two turns, while it is in no ordered set
-    const std::string label;
-    StopRules stop;
-    const std::int32_t adapter;
-    const bool may_read_cache;
-    const bool is_session;
-    const kv_flat::SessionHints hints;
 
+    // First what each step of a running request reads or writes: `kHotBytes`.
     RequestState state;
-    std::vector<TokenId> tokens;  ///< known ids: the prompt, then delivered output
-    kv_flat::KeyChain chain;
-    std::vector<std::uint32_t> content_marks;  ///< of the prompt, until its first admission
+    std::vector<TokenId> tokens;        ///< known ids: the prompt, then delivered output
+    std::uint64_t void_until_step = 0;  ///< results of steps up to here are worth nothing: they read KV that never came
+    const bool is_session;
+    bool awaits_input = false;  ///< a session whose turn is over
+    bool announced = false;     ///< a worker has seen it, with its present prompt
+    bool has_news = true;       ///< nothing was delivered since it was submitted, retracted or admitted
+    bool table_is_new = false;  ///< its next row carries the whole table
+    bool ready;
+    std::uint64_t eligible_step = 0;  ///< earliest step of its next decode
+    std::uint64_t last_planned_step = 0;
     std::uint32_t num_prompt_tokens;
-    std::unique_ptr<EncoderInputs> encoder;  ///< null without encoder inputs
-
     std::uint32_t num_computed_tokens = 0;   ///< whose step has been planned
     std::uint32_t num_in_flight_tokens = 0;  ///< planned, result not seen; counts retracted steps too
     std::uint32_t num_placeholders = 0;      ///< sampled on the device, id not delivered
+    std::uint32_t incarnation = 0;           ///< admissions so far: tells a stale step from a current one
+    std::uint32_t turn = 0;                  ///< of a session: tells rows of an earlier turn from current ones
     std::vector<TokenId> drafts;             ///< to be verified next; -1 while only the worker knows them
+    StopRules stop;
+    kv_flat::KeyChain chain;
 
-    bool awaits_input = false;            ///< a session whose turn is over
-    std::uint32_t turn = 0;               ///< of a session: tells rows of an earlier turn from current ones
-    bool announced = false;               ///< a worker has seen it, with its present prompt
-    bool has_news = true;                 ///< nothing was delivered since it was submitted, retracted or admitted
-    bool table_is_new = false;            ///< its next row carries the whole table
+    OrderKey order;  ///< changes only between two turns, while it is in no ordered set
+    const std::string label;
+    const std::int32_t adapter;
+    const bool may_read_cache;
+    const kv_flat::SessionHints hints;
+    std::vector<std::uint32_t> content_marks;  ///< of the prompt, until its first admission
+    std::unique_ptr<EncoderInputs> encoder;    ///< null without encoder inputs
+
     std::uint32_t junction_tokens = 0;    ///< a longer prefix is cached, but for its state: kept when computed; 0: none
     std::uint32_t num_cached_tokens = 0;  ///< of its last admission: served by the prefix cache
-    std::uint32_t incarnation = 0;        ///< admissions so far: tells a stale step from a current one
     std::uint32_t num_retractions = 0;
-    std::uint64_t last_planned_step = 0;
     std::uint64_t retracted_step = 0;  ///< not admitted again in the plan that took its KV
     double period_s = 0;               ///< seconds per token that are aimed at; 0: no rate
     double first_token_s = -1;         ///< when its first token was delivered; only with a rate per user
-    std::uint64_t eligible_step = 0;   ///< earliest step of its next decode
     std::uint64_t lane_key = 0;        ///< virtual deadline in the short lane
     std::uint64_t passed_over_step = 0;
     std::uint32_t num_overtaken_steps = 0;
-    bool ready;
     CapacityMemo memo;
     RequestHandle leader;             ///< computes a prefix that this one waits for
     std::uint32_t shared_tokens = 0;  ///< length of that prefix; 0: waits for none
     LoadProgress load;
-    std::uint64_t void_until_step = 0;  ///< results of steps up to here are worth nothing: they read KV that never came
+
+    /// Leading bytes that hold what steps need: with a thousand requests, every line of them comes from far away.
+    static constexpr std::size_t kHotBytes = 4 * kCacheLineBytes - sizeof(RequestHandle);
 
     [[nodiscard]] std::uint32_t num_known_tokens() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
     [[nodiscard]] std::uint32_t num_output_tokens() const noexcept { return num_known_tokens() - num_prompt_tokens; }

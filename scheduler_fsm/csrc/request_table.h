@@ -19,6 +19,7 @@ class RequestTable {
         if (free_.empty()) add_chunk();
         const std::uint32_t index = free_.back();
         Entry& entry = entry_at(index);
+        ++entry.generation;
         entry.request.emplace(std::move(spec), RequestHandle{index, entry.generation}, order);
         free_.pop_back();
         ++size_;
@@ -29,7 +30,14 @@ class RequestTable {
     [[nodiscard]] Request* find(RequestHandle handle) const noexcept {
         if (handle.index >= chunks_.size() * kChunkEntries) return nullptr;
         Entry& entry = entry_at(handle.index);
-        return entry.generation == handle.generation && entry.request ? &*entry.request : nullptr;
+        return entry.generation == handle.generation && entry.is_live() ? &*entry.request : nullptr;
+    }
+
+    /// Has the caches fetch what steps need of a request, without looking at it.
+    void fetch(RequestHandle handle) const noexcept {
+        if (handle.index >= chunks_.size() * kChunkEntries) return;
+        const char* begin = reinterpret_cast<const char*>(&entry_at(handle.index));
+        for (std::size_t line = 0; line < kHotLines; ++line) __builtin_prefetch(begin + line * kCacheLineBytes);
     }
 
     void erase(RequestHandle handle) {
@@ -53,10 +61,14 @@ class RequestTable {
 
   private:
     static constexpr std::uint32_t kChunkEntries = 64;
+    static constexpr std::size_t kHotLines = (Request::kHotBytes + kCacheLineBytes - 1) / kCacheLineBytes;
 
-    struct Entry {
+    // The generation tells whether there is a request, so that nobody must ask the far end of it.
+    struct alignas(kCacheLineBytes) Entry {
         std::uint32_t generation = 0;
         std::optional<Request> request;
+
+        [[nodiscard]] bool is_live() const noexcept { return generation % 2 == 1; }
     };
     using Chunk = std::array<Entry, kChunkEntries>;
 

@@ -10,23 +10,27 @@
 
 namespace tokenspeed::scheduler_fsm {
 
-void ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries) {
+StepRecord ResultIntake::apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries) {
     const auto record = std::ranges::find(engine_.in_flight, events.step, &StepRecord::step);
     if (record == engine_.in_flight.end()) {
         ++engine_.counters.num_unknown_steps;
-        return;
+        return {};
     }
     check(*record, events);
-    const StepRecord taken = std::move(*record);
+    StepRecord taken = std::move(*record);
     engine_.in_flight.erase(record);
     if (engine_.transfers.store != nullptr) Transfers(engine_).release_fenced();
     std::erase_if(engine_.copy_pins, [&](const CopyPin& pin) { return pin.step <= events.step; });
+    const auto request_at = [&](std::size_t row) { return engine_.requests.find(taken.rows[row].handle); };
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
-        fetch_ahead(i, taken.rows.size(),
-                    [&](std::size_t row) { return engine_.requests.find(taken.rows[row].handle); });
+        if (i + 2 * kFetchTurns < taken.rows.size()) engine_.requests.fetch(taken.rows[i + 2 * kFetchTurns].handle);
+        fetch_parts_ahead(i, taken.rows.size(), request_at, [](const Request& request) {
+            __builtin_prefetch(request.tokens.data() + request.tokens.size());
+        });
         apply_row(taken.step, taken.rows[i], i,
                   events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]), deliveries);
     }
+    return taken;
 }
 
 void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events) const {
@@ -43,10 +47,7 @@ void ResultIntake::check(const StepRecord& record, const ExecutionEvents& events
     }
     for (std::size_t i = 0; i < record.rows.size(); ++i) {
         const StepRecord::Row& row = record.rows[i];
-        if (i + kFetchTurns < record.rows.size()) {
-            const Request* ahead = engine_.requests.find(record.rows[i + kFetchTurns].handle);
-            if (ahead != nullptr) __builtin_prefetch(&ahead->state);
-        }
+        if (i + kFetchTurns < record.rows.size()) engine_.requests.fetch(record.rows[i + kFetchTurns].handle);
         const Request* request = engine_.requests.find(row.handle);
         if (request == nullptr || request->is_finished()) continue;
         const auto tokens = events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]);

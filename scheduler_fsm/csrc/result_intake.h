@@ -16,8 +16,9 @@ class ResultIntake {
 
     /// Applies the results of one step and appends what each live request got to `deliveries`.
     /// An unknown step (late or repeated) is counted and ignored.
+    /// @returns what was remembered of the step; no rows of an unknown one
     /// Throws std::invalid_argument naming request, value and what is allowed; nothing is applied then.
-    void apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries);
+    [[nodiscard]] StepRecord apply(const ExecutionEvents& events, std::vector<Delivery>& deliveries);
 
   private:
     void check(const StepRecord& record, const ExecutionEvents& events) const;

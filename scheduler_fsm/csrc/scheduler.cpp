@@ -111,7 +111,7 @@ const ExecutionPlan& Scheduler::plan(const StepOptions& options) {
 
 std::span<const Delivery> Scheduler::advance(const ExecutionEvents& events) {
     deliveries_.clear();
-    ResultIntake(engine_).apply(events, deliveries_);
+    last_record_ = ResultIntake(engine_).apply(events, deliveries_);
     if (engine_.pace.is_on()) note_pace(events);
     return deliveries_;
 }

@@ -43,6 +43,9 @@ class Scheduler {
     /// Takes in the results of a planned step. Throws std::invalid_argument, with no change, when they cannot be true.
     [[nodiscard]] std::span<const Delivery> advance(const ExecutionEvents& events);
 
+    /// The step whose results came last: the rows that deliveries name.
+    [[nodiscard]] const StepRecord& last_record() const noexcept { return last_record_; }
+
     /// Sets what the request's next step verifies. Ignored for a request that does not decode.
     void set_drafts(RequestHandle handle, std::span<const TokenId> drafts);
 
@@ -124,6 +127,7 @@ class Scheduler {
     EngineState engine_;
     ExecutionPlan plan_;
     std::vector<Delivery> deliveries_;
+    StepRecord last_record_;
     std::vector<Request*> outside_retractions_;
 };
 

@@ -105,6 +105,10 @@ PlanRow StepBuilder::make_row(Request& request, std::uint32_t num_tokens) const 
 
 bool StepBuilder::append_news(Request& request) {
     kv_flat::KvSequence& sequence = *request.kv();
+    if (!sequence.take_growth()) {
+        plan_.first_new_blocks.resize(plan_.first_new_blocks.size() + sequence.num_groups());
+        return false;
+    }
     bool has_news = false;
     for (kv_flat::GroupId group = 0; group < sequence.num_groups(); ++group) {
         const std::uint32_t first = sequence.take_news(group);
@@ -151,6 +155,7 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
     record_.rows.push_back(
         {row.handle, request.incarnation, request.turn, row.num_tokens, row.num_drafts, row.samples});
     plan_.num_tokens += num_tokens;
+    plan_.has_new_tables = plan_.has_new_tables || row.kind != RowKind::kRunning;
     plan_.drafts.insert(plan_.drafts.end(), request.drafts.begin(), request.drafts.begin() + row.num_drafts);
     if (request.table_is_new || has_states) engine.plan_copies(*request.kv(), plan_);
     token_budget -= num_tokens;

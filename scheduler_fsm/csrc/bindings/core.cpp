@@ -55,10 +55,9 @@ py::object Core::advance(std::uint64_t step, const py::list& sampled, const py::
         static_cast<void>(scheduler_.advance({step, {}, {}, now_s}));  // counted
         return py::none();
     }
-    const scheduler_fsm::StepRecord record = *found;
-    results_.read(scheduler_, record, sampled, req_ids, positions, sampled_);
+    results_.read(scheduler_, *found, sampled, req_ids, positions, sampled_);
     const auto deliveries = scheduler_.advance({step, sampled_.tokens, sampled_.offsets, now_s});
-    return results_.write(deliveries, record, sampled_, all_special);
+    return results_.write(deliveries, scheduler_.last_record(), sampled_, all_special);
 }
 
 void Core::release(std::uint64_t handle) {

@@ -57,24 +57,28 @@ void PlanWriter::write_rows(const ExecutionPlan& plan, PlanColumns& columns) con
         views_.fetch_ahead(i, plan.rows.size(), [&](std::size_t turn) { return plan.rows[turn].handle; });
         const RequestView& view = views_.of(row.handle);
         PyObject* req_id = view.req_id.ptr();
-        const py::object count = py::reinterpret_steal<py::object>(new_int(row.num_tokens));
-        set_item(columns.num_scheduled_tokens, req_id, count.ptr());
+        set_int(columns.num_scheduled_tokens, req_id, row.num_tokens);
         if (row.samples && view.has_grammar) {
             if (PyList_Append(columns.grammar_req_ids.ptr(), req_id) != 0) throw py::error_already_set();
             columns.waits_for_grammar_tokens = columns.waits_for_grammar_tokens || row.num_placeholders > 0;
         }
         if (!is_cached_row(row)) continue;
-        const Request& request = *row.request;
         req_ids.put_borrowed(req_id);
-        new_block_ids.put(news(plan, i).release().ptr());
+        if (row.has_new_blocks) {
+            const std::uint32_t* first = plan.first_new_blocks.data() + i * groups_.size();
+            new_block_ids.put(block_ids_from(*row.request, first).release().ptr());
+        } else {
+            new_block_ids.put_borrowed(Py_None);
+        }
         num_computed.put_int(row.num_computed_tokens);
         num_output.put_int(row.num_output_tokens + row.num_placeholders);
         if (row.kind == RowKind::kResumed && PySet_Add(columns.resumed_req_ids.ptr(), req_id) != 0)
             throw py::error_already_set();
         if (protocol_.sends_history && row.needs_history) {
-            set_item(columns.all_token_ids, req_id, int_list(request.tokens).ptr());
+            set_item(columns.all_token_ids, req_id, int_list(row.request->tokens).ptr());
         }
         if (protocol_.sends_new_tokens) {
+            const Request& request = *row.request;
             const auto begin = std::min<std::size_t>(row.num_computed_tokens, request.tokens.size());
             const auto end = std::min<std::size_t>(begin + row.num_tokens - row.num_drafts, request.tokens.size());
             new_tokens.put(int_list(std::span(request.tokens).subspan(begin, end - begin)).release().ptr());
@@ -89,6 +93,7 @@ void PlanWriter::write_rows(const ExecutionPlan& plan, PlanColumns& columns) con
 
 void PlanWriter::write_new(const ExecutionPlan& plan, PlanColumns& columns) const {
     columns.new_rows = checked(PyList_New(0));
+    if (!plan.has_new_tables) return;
     const std::vector<std::uint32_t> whole_table(groups_.size(), 0);
     for (const PlanRow& row : plan.rows) {
         if (is_cached_row(row)) continue;
@@ -102,6 +107,7 @@ void PlanWriter::write_new(const ExecutionPlan& plan, PlanColumns& columns) cons
 
 void PlanWriter::write_admitted(const ExecutionPlan& plan, PlanColumns& columns) const {
     columns.admitted = checked(PyList_New(0));
+    if (!plan.has_new_tables) return;
     for (const PlanRow& row : plan.rows) {
         if (row.kind == RowKind::kRunning) continue;
         const py::tuple item =
@@ -112,6 +118,7 @@ void PlanWriter::write_admitted(const ExecutionPlan& plan, PlanColumns& columns)
 
 void PlanWriter::write_drafts(const ExecutionPlan& plan, PlanColumns& columns) const {
     columns.spec_tokens = checked(PyDict_New());
+    if (plan.drafts.empty()) return;
     std::size_t begin = 0;
     for (const PlanRow& row : plan.rows) {
         if (row.num_drafts == 0) continue;
@@ -161,16 +168,12 @@ py::object PlanWriter::block_ids_from(const Request& request, const std::uint32_
     return tuple;
 }
 
-py::object PlanWriter::news(const ExecutionPlan& plan, std::size_t row) const {
-    if (!plan.rows[row].has_new_blocks) return py::none();
-    return block_ids_from(*plan.rows[row].request, plan.first_new_blocks.data() + row * groups_.size());
-}
-
 py::object PlanWriter::blocks_to_zero(const ExecutionPlan& plan) const {
     if (!protocol_.zeroes_blocks) return py::none();
     std::vector<kv_flat::BlockId> fresh;
     for (std::size_t i = 0; i < plan.rows.size(); ++i) {
         const PlanRow& row = plan.rows[i];
+        if (!row.has_new_blocks) continue;
         for (kv_flat::GroupId group = 0; group < groups_.size(); ++group) {
             // A state is read only where a step has written it.
             if (groups_[group].retention == kv_flat::Retention::kState) continue;

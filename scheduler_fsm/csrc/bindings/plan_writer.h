@@ -70,7 +70,6 @@ class PlanWriter {
     void write_encoder_runs(const scheduler_fsm::ExecutionPlan& plan, PlanColumns& columns) const;
     [[nodiscard]] py::object requests(const std::vector<scheduler_fsm::Request*>& list) const;
     [[nodiscard]] py::object block_ids_from(const scheduler_fsm::Request& request, const std::uint32_t* first) const;
-    [[nodiscard]] py::object news(const scheduler_fsm::ExecutionPlan& plan, std::size_t row) const;
     [[nodiscard]] py::object blocks_to_zero(const scheduler_fsm::ExecutionPlan& plan) const;
     [[nodiscard]] static py::object block_copies(const scheduler_fsm::ExecutionPlan& plan);
 

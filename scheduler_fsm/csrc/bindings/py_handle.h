@@ -66,4 +66,11 @@ inline void set_item(const py::object& dict, PyObject* key, PyObject* value) {
     if (PyDict_SetItem(dict.ptr(), key, value) != 0) throw py::error_already_set();
 }
 
+inline void set_int(const py::object& dict, PyObject* key, std::uint64_t value) {
+    PyObject* number = new_int(value);
+    const int failed = PyDict_SetItem(dict.ptr(), key, number);
+    Py_DECREF(number);
+    if (failed != 0) throw py::error_already_set();
+}
+
 }  // namespace tokenspeed::bindings

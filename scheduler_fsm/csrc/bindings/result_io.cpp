@@ -71,6 +71,8 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
     for (std::size_t i = 0; i < record.rows.size(); ++i) {
         const StepRecord::Row& row = record.rows[i];
         views_.fetch_ahead(i, record.rows.size(), [&](std::size_t turn) { return record.rows[turn].handle; });
+        if (i + scheduler_fsm::kFetchTurns < record.rows.size())
+            scheduler.state().requests.fetch(record.rows[i + scheduler_fsm::kFetchTurns].handle);
         // Most often the runner's batch has the order of the plan.
         if (i + scheduler_fsm::kFetchTurns < num_lists) {
             const auto ahead = static_cast<Py_ssize_t>(i + scheduler_fsm::kFetchTurns);
@@ -92,13 +94,18 @@ void ResultIo::read(const scheduler_fsm::Scheduler& scheduler, const StepRecord&
     }
 }
 
+PyObject* ResultIo::whole_token_list(const Delivery& delivery, const SampledTokens& sampled) const noexcept {
+    PyObject* list = sampled.lists[delivery.row];
+    const bool is_whole = list != nullptr && PyList_GET_SIZE(list) == static_cast<Py_ssize_t>(delivery.num_new_tokens);
+    return is_whole ? list : nullptr;
+}
+
 py::object ResultIo::new_token_list(const Delivery& delivery, const SampledTokens& sampled) const {
     PyObject* list = sampled.lists[delivery.row];
     if (list == nullptr) return checked(PyList_New(0));
     // Nothing was cut off: the runner's list is the answer. A cut one is copied, as the runner may still look at its
     // own.
-    if (PyList_GET_SIZE(list) == static_cast<Py_ssize_t>(delivery.num_new_tokens))
-        return py::reinterpret_borrow<py::object>(list);
+    if (PyObject* whole = whole_token_list(delivery, sampled)) return py::reinterpret_borrow<py::object>(whole);
     return checked(PyList_GetSlice(list, 0, static_cast<Py_ssize_t>(delivery.num_new_tokens)));
 }
 
@@ -112,16 +119,32 @@ py::tuple ResultIo::special_row(const Delivery& delivery, const StepRecord& reco
                           delivery.num_accepted_drafts);
 }
 
+void ResultIo::append_output(PyObject* list, const RequestView& view, const Delivery& delivery,
+                             const SampledTokens& sampled) const {
+    py::object cut;
+    PyObject* tokens = whole_token_list(delivery, sampled);
+    if (tokens == nullptr) tokens = (cut = new_token_list(delivery, sampled)).ptr();
+    PyObject* arguments[] = {view.req_id.ptr(), tokens};
+    PyObject* output = PyObject_Vectorcall(output_class_.ptr(), arguments, 2, nullptr);
+    const bool is_appended = output != nullptr && PyList_Append(list, output) == 0;
+    Py_XDECREF(output);
+    if (!is_appended) throw py::error_already_set();
+}
+
 py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord& record, const SampledTokens& sampled,
                           bool all_special) const {
     py::dict by_client;
     py::list special;
     std::map<std::uint32_t, PyObject*> lists;  // borrowed from by_client
+    std::uint32_t client_index = 0;
+    PyObject* list = nullptr;  // that of client_index
     DraftTally tally;
     for (std::size_t i = 0; i < deliveries.size(); ++i) {
         const Delivery& delivery = deliveries[i];
         const auto handle_of = [&](std::size_t turn) { return record.rows[deliveries[turn].row].handle; };
         views_.fetch_ahead(i, deliveries.size(), handle_of);
+        if (i + scheduler_fsm::kFetchTurns < deliveries.size())
+            __builtin_prefetch(sampled.lists[deliveries[i + scheduler_fsm::kFetchTurns].row]);
         const std::uint32_t num_drafts = record.rows[delivery.row].num_drafts;
         if (num_drafts > 0 && delivery.num_new_tokens > 0) tally.add(num_drafts, delivery.num_accepted_drafts);
         const RequestView& view = views_.of(handle_of(i));
@@ -133,16 +156,16 @@ py::tuple ResultIo::write(std::span<const Delivery> deliveries, const StepRecord
             continue;
         }
         if (delivery.num_new_tokens == 0) continue;
-        PyObject*& list = lists[view.client_index];
+        if (list == nullptr || view.client_index != client_index) {
+            client_index = view.client_index;
+            list = lists[client_index];
+        }
         if (list == nullptr) {
             py::list created;
-            by_client[py::int_(view.client_index)] = created;
-            list = created.ptr();
+            by_client[py::int_(client_index)] = created;
+            list = lists[client_index] = created.ptr();
         }
-        const py::object tokens = new_token_list(delivery, sampled);
-        PyObject* arguments[] = {view.req_id.ptr(), tokens.ptr()};
-        const py::object output = checked(PyObject_Vectorcall(output_class_.ptr(), arguments, 2, nullptr));
-        if (PyList_Append(list, output.ptr()) != 0) throw py::error_already_set();
+        append_output(list, view, delivery, sampled);
     }
     py::object drafts = py::none();
     if (tally.num_rows > 0) {

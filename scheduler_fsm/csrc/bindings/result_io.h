@@ -59,6 +59,12 @@ class ResultIo {
     /// The row's place in the runner's batch. Most often it is the one of the step before, which costs no search.
     [[nodiscard]] Py_ssize_t position_of(const scheduler_fsm::StepRecord& record, const scheduler_fsm::Request& request,
                                          const py::list& req_ids, const py::dict& positions);
+    /// The runner's own list of a row when all of it was delivered, else null.
+    [[nodiscard]] PyObject* whole_token_list(const scheduler_fsm::Delivery& delivery,
+                                             const SampledTokens& sampled) const noexcept;
+    /// Builds the EngineCoreOutput of a plain row.
+    void append_output(PyObject* list, const RequestView& view, const scheduler_fsm::Delivery& delivery,
+                       const SampledTokens& sampled) const;
     [[nodiscard]] py::object new_token_list(const scheduler_fsm::Delivery& delivery,
                                             const SampledTokens& sampled) const;
     [[nodiscard]] py::tuple special_row(const scheduler_fsm::Delivery& delivery,

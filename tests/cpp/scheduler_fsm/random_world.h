@@ -197,9 +197,9 @@ class World {
         }
         for (kv_flat::GroupId group = 0; group < num_groups; ++group) {
             const auto ids = request.kv()->table(group).ids();
-            const std::uint32_t first = plan.first_new_blocks[index * num_groups + group];
+            const auto first = row.has_new_blocks ? plan.first_new_blocks[index * num_groups + group] : ids.size();
             require(resident.table[group].size() == first);
-            resident.table[group].insert(resident.table[group].end(), ids.begin() + first, ids.end());
+            resident.table[group].insert(resident.table[group].end(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
         }
     }
 
