@@ -56,8 +56,10 @@ class KeyChain {
     /// Appends the keys of all whole blocks of `tokens` that are not there yet. `tokens` is the sequence from its
     /// start.
     void extend(std::span<const TokenId> tokens) {
-        if (tokens.size() >= next_key_at_tokens_) append_keys(tokens);
+        if (is_due(tokens.size())) append_keys(tokens);
     }
+    /// Whether so many tokens give a key that is not there yet.
+    [[nodiscard]] bool is_due(std::size_t num_tokens) const noexcept { return num_tokens >= next_key_at_tokens_; }
 
     /// Forgets the keys of blocks that end after `num_tokens` (a sequence that was cut).
     void truncate(std::uint32_t num_tokens);

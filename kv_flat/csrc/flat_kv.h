@@ -135,7 +135,12 @@ class FlatKv {
     /// @param tokens the sequence's ids, for events
     void publish(KvSequence& sequence, const KeyChain& chain, std::span<const TokenId> tokens,
                  std::uint32_t num_tokens) {
-        if (num_tokens >= sequence.settled_tokens_) publish_complete(sequence, chain, tokens, num_tokens);
+        if (completes_keys(sequence, num_tokens)) publish_complete(sequence, chain, tokens, num_tokens);
+    }
+
+    /// Whether `publish` may have something to do.
+    [[nodiscard]] bool completes_keys(const KvSequence& sequence, std::uint32_t num_tokens) const noexcept {
+        return num_tokens >= sequence.settled_tokens_;
     }
 
     /// Records the event that logical block `unit` of a sequence can be hit in `group`.

@@ -132,7 +132,7 @@ void EngineState::publish_states(Request& request) {
     if (kv.state_block_tokens() == 0 || !request.is_running()) return;
     // Nothing goes on from them in place any more.
     constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
-    static_cast<void>(kv.keep_states(*request.kv(), request.chain, request.tokens, kNowhere, 0));
+    static_cast<void>(kv.keep_states(*request.kv(), request.chain, request.tokens.all(), kNowhere, 0));
 }
 
 void EngineState::retract(Request& request) {
@@ -160,7 +160,7 @@ void EngineState::finish(Request& request, FinishReason why) {
     // What was certainly written stays hittable for the next turn of the same session.
     if (auto* sequence = request.kv(); sequence != nullptr && !request.is_loading()) {
         const std::uint32_t confirmed = std::min(request.num_confirmed_tokens(), request.num_known_tokens());
-        kv.publish(*sequence, request.chain, request.tokens, confirmed);
+        kv.publish(*sequence, request.chain, request.tokens.all(), confirmed);
     }
     publish_states(request);
     dequeue(request);

@@ -7,8 +7,8 @@
 
 namespace tokenspeed::scheduler_fsm {
 
-// With a thousand requests a walk finds none in the caches any more, so it has each fetched some turns before it arrives
-// there: first the request, then what the request points at.
+// With a thousand requests a walk finds none in the caches any more, so it has each fetched some turns before it
+// arrives there: first the request, then what the request points at.
 inline constexpr std::size_t kFetchTurns = 6;
 
 inline void fetch(const void* begin, std::size_t num_bytes) noexcept {

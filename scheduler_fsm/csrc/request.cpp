@@ -29,8 +29,8 @@ void Request::close_turn() noexcept {
 void Request::open_turn(TurnInput input, OrderKey new_order) {
     tokens.pop_back();
     chain.truncate(num_known_tokens());
-    tokens.insert(tokens.end(), input.tokens.begin(), input.tokens.end());
-    chain.extend(tokens);
+    tokens.append(input.tokens);
+    chain.extend(tokens.all());
     num_prompt_tokens = num_known_tokens();
     first_token_s = -1;
     stop = std::move(input.stop);

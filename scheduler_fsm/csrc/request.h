@@ -16,6 +16,7 @@
 #include "scheduler_fsm/csrc/encoder_input.h"
 #include "scheduler_fsm/csrc/request_state.h"
 #include "scheduler_fsm/csrc/stop_rules.h"
+#include "scheduler_fsm/csrc/token_log.h"
 
 namespace tokenspeed::scheduler_fsm {
 
@@ -105,7 +106,7 @@ class Request {
 
     // First what each step of a running request reads or writes: `kHotBytes`.
     RequestState state;
-    std::vector<TokenId> tokens;        ///< known ids: the prompt, then delivered output
+    TokenLog tokens;                    ///< known ids: the prompt, then delivered output
     std::uint64_t void_until_step = 0;  ///< results of steps up to here are worth nothing: they read KV that never came
     const bool is_session;
     bool awaits_input = false;  ///< a session whose turn is over
@@ -148,13 +149,11 @@ class Request {
     LoadProgress load;
 
     /// Leading bytes that hold what steps need: with a thousand requests, every line of them comes from far away.
-    static constexpr std::size_t kHotBytes = 4 * kCacheLineBytes - sizeof(RequestHandle);
+    static constexpr std::size_t kHotBytes = 6 * kCacheLineBytes - sizeof(RequestHandle);
 
     [[nodiscard]] std::uint32_t num_known_tokens() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
     [[nodiscard]] std::uint32_t num_output_tokens() const noexcept { return num_known_tokens() - num_prompt_tokens; }
-    [[nodiscard]] std::span<const TokenId> output() const noexcept {
-        return std::span(tokens).subspan(num_prompt_tokens);
-    }
+    [[nodiscard]] std::span<const TokenId> output() const { return tokens.all().subspan(num_prompt_tokens); }
 
     /// Tokens that can be computed now.
     [[nodiscard]] std::uint32_t num_pending_tokens() const noexcept {

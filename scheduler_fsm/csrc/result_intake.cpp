@@ -25,7 +25,7 @@ StepRecord ResultIntake::apply(const ExecutionEvents& events, std::vector<Delive
     for (std::uint32_t i = 0; i < taken.rows.size(); ++i) {
         if (i + 2 * kFetchTurns < taken.rows.size()) engine_.requests.fetch(taken.rows[i + 2 * kFetchTurns].handle);
         fetch_parts_ahead(i, taken.rows.size(), request_at, [](const Request& request) {
-            __builtin_prefetch(request.tokens.data() + request.tokens.size());
+            if (request.tokens.is_about_to_settle()) __builtin_prefetch(request.tokens.end_of_row(), 1);
         });
         apply_row(taken.step, taken.rows[i], i,
                   events.tokens.subspan(events.offsets[i], events.offsets[i + 1] - events.offsets[i]), deliveries);
@@ -94,7 +94,7 @@ void ResultIntake::apply_row(std::uint64_t step, const StepRecord::Row& row, std
         delivery.has_news = std::exchange(request->has_news, false);
         delivery.num_accepted_drafts = static_cast<std::uint32_t>(tokens.size()) - engine_.config.num_sampled_tokens;
         append_until_stop(*request, tokens, delivery);
-        request->chain.extend(request->tokens);
+        if (request->chain.is_due(request->tokens.size())) request->chain.extend(request->tokens.all());
     }
     if (delivery.finished && request->is_session) {
         engine_.end_turn(*request);
@@ -120,7 +120,7 @@ void ResultIntake::append_until_stop(Request& request, std::span<const TokenId> 
         request.append_output(token);
         ++delivery.num_new_tokens;
         const auto stop =
-            check_stop(request.stop, request.output(), request.num_known_tokens(), engine_.config.max_model_tokens);
+            check_stop(request.stop, request.tokens, request.num_prompt_tokens, engine_.config.max_model_tokens);
         if (!stop) continue;
         delivery.finished = true;
         delivery.stop = *stop;

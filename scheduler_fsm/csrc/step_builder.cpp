@@ -141,7 +141,7 @@ void StepBuilder::keep_states(Request& request, std::uint32_t num_tokens) {
     const std::uint32_t kept = missing_blocks(request, num_tokens) + reservations.total();
     const std::uint32_t free = engine.kv.pool().num_free();
     const std::uint32_t spare = free > kept ? free - kept : 0;
-    engine.counters.num_lost_checkpoints += engine.kv.keep_states(*request.kv(), request.chain, request.tokens,
+    engine.counters.num_lost_checkpoints += engine.kv.keep_states(*request.kv(), request.chain, request.tokens.all(),
                                                                   request.num_computed_tokens + num_tokens, spare);
 }
 
@@ -174,7 +174,8 @@ void StepBuilder::add_row(Request& request, std::uint32_t num_tokens) {
         const std::uint32_t end = request.num_computed_tokens;
         engine.kv.note_states(*request.kv(), end, end == request.junction_tokens || end == last_checkpoint(request));
     }
-    engine.kv.publish(*request.kv(), request.chain, request.tokens, num_final);
+    if (engine.kv.completes_keys(*request.kv(), num_final))
+        engine.kv.publish(*request.kv(), request.chain, request.tokens.all(), num_final);
     if (!row.samples) return;
 
     request.eligible_step = engine.step + engine.config.decode_stagger_steps;

@@ -3,15 +3,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "kv_flat/csrc/block_key.h"
 #include "scheduler_fsm/csrc/request_state.h"
+#include "scheduler_fsm/csrc/token_log.h"
 
 namespace tokenspeed::scheduler_fsm {
-
-using kv_flat::TokenId;
 
 /// vLLM's `repetition_detection`: stop when the output ends in `min_count` copies of a pattern of these lengths.
 struct RepetitionRule {
@@ -34,11 +32,10 @@ struct Stop {
     std::optional<TokenId> token;  ///< the stop token, when one of `stop_tokens` ended it
 };
 
-/// Whether generation ends with the last of `output`.
-/// @param output the request's output ids so far, at least one
-/// @param num_total_tokens prompt and output together
+/// Whether generation ends with the last of `tokens`.
+/// @param tokens the prompt, then the output so far, at least one
 /// @param max_model_tokens the model's context length
-[[nodiscard]] std::optional<Stop> check_stop(const StopRules& rules, std::span<const TokenId> output,
-                                             std::uint32_t num_total_tokens, std::uint32_t max_model_tokens);
+[[nodiscard]] std::optional<Stop> check_stop(const StopRules& rules, const TokenLog& tokens,
+                                             std::uint32_t num_prompt_tokens, std::uint32_t max_model_tokens);
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -86,7 +86,7 @@ bool Transfers::load_done(Request& request) {
         return false;
     }
     const std::uint32_t num_whole = std::min(request.load.valid_tokens, request.num_known_tokens());
-    engine_.kv.publish(*request.kv(), request.chain, request.tokens, num_whole);
+    engine_.kv.publish(*request.kv(), request.chain, request.tokens.all(), num_whole);
     engine_.transfers.loading.erase(request);
     if (request.load.valid_tokens < request.load.end_tokens) {
         give_up_load(request);

@@ -38,7 +38,7 @@ py::object Core::feed(std::uint64_t handle, scheduler_fsm::TurnInput input, bool
     RequestView& view = views_.at(unpack(handle));
     view.is_plain = is_plain;
     view.has_grammar = has_grammar;
-    return int_list(scheduler_.find(unpack(handle))->tokens);
+    return int_list(scheduler_.find(unpack(handle))->tokens.all());
 }
 
 PlanColumns Core::plan(scheduler_fsm::PauseLevel pause, bool throttle_prefills, double now_s) {

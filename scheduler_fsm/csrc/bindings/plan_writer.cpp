@@ -75,13 +75,13 @@ void PlanWriter::write_rows(const ExecutionPlan& plan, PlanColumns& columns) con
         if (row.kind == RowKind::kResumed && PySet_Add(columns.resumed_req_ids.ptr(), req_id) != 0)
             throw py::error_already_set();
         if (protocol_.sends_history && row.needs_history) {
-            set_item(columns.all_token_ids, req_id, int_list(row.request->tokens).ptr());
+            set_item(columns.all_token_ids, req_id, int_list(row.request->tokens.all()).ptr());
         }
         if (protocol_.sends_new_tokens) {
-            const Request& request = *row.request;
-            const auto begin = std::min<std::size_t>(row.num_computed_tokens, request.tokens.size());
-            const auto end = std::min<std::size_t>(begin + row.num_tokens - row.num_drafts, request.tokens.size());
-            new_tokens.put(int_list(std::span(request.tokens).subspan(begin, end - begin)).release().ptr());
+            const auto tokens = row.request->tokens.all();
+            const auto begin = std::min<std::size_t>(row.num_computed_tokens, tokens.size());
+            const auto end = std::min<std::size_t>(begin + row.num_tokens - row.num_drafts, tokens.size());
+            new_tokens.put(int_list(tokens.subspan(begin, end - begin)).release().ptr());
         }
     }
     columns.req_ids = req_ids.take();
@@ -98,7 +98,7 @@ void PlanWriter::write_new(const ExecutionPlan& plan, PlanColumns& columns) cons
     for (const PlanRow& row : plan.rows) {
         if (is_cached_row(row)) continue;
         const Request& request = *row.request;
-        py::object history = protocol_.resumed_as_new ? int_list(request.tokens) : py::none();
+        py::object history = protocol_.resumed_as_new ? int_list(request.tokens.all()) : py::none();
         const py::tuple item = py::make_tuple(views_.of(request).request, block_ids_from(request, whole_table.data()),
                                               row.num_computed_tokens, std::move(history));
         if (PyList_Append(columns.new_rows.ptr(), item.ptr()) != 0) throw py::error_already_set();

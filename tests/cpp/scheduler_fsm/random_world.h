@@ -189,9 +189,10 @@ class World {
         const auto num_groups = setting_.config.kv.groups.size();
         if (row.kind != RowKind::kRunning) {
             require(row.num_placeholders == 0);
-            if (row.kind == RowKind::kResumed) require(resident.tokens == request.tokens);
+            const auto tokens = request.tokens.all();
+            if (row.kind == RowKind::kResumed) require(std::ranges::equal(resident.tokens, tokens));
             resident = {};
-            resident.tokens = request.tokens;
+            resident.tokens.assign(tokens.begin(), tokens.end());
             resident.num_computed = row.num_computed_tokens;
             resident.table.resize(num_groups);
         }
@@ -199,7 +200,8 @@ class World {
             const auto ids = request.kv()->table(group).ids();
             const auto first = row.has_new_blocks ? plan.first_new_blocks[index * num_groups + group] : ids.size();
             require(resident.table[group].size() == first);
-            resident.table[group].insert(resident.table[group].end(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
+            resident.table[group].insert(resident.table[group].end(), ids.begin() + static_cast<std::ptrdiff_t>(first),
+                                         ids.end());
         }
     }
 
@@ -267,7 +269,7 @@ class World {
 
     void draft(RequestHandle handle) {
         const Request& request = *scheduler_.find(handle);
-        std::vector<TokenId> ids = request.tokens;
+        std::vector<TokenId> ids(request.tokens.all().begin(), request.tokens.all().end());
         std::vector<TokenId> drafts;
         for (std::uint32_t i = dice_.below(setting_.config.num_draft_tokens + 1); i > 0; --i) {
             drafts.push_back(propose(ids));

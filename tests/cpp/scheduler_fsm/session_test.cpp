@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <stdexcept>
 
@@ -52,7 +53,7 @@ TEST_CASE("a session is idle between two turns, and its last sampled token is no
     REQUIRE_FALSE(scheduler.feed(handle, input_of({40, 41}, 1)).has_value());
     CHECK(session.is_prefilling());
     CHECK(session.num_prompt_tokens == 8);
-    CHECK(std::vector<TokenId>(session.tokens.end() - 3, session.tokens.end()) == std::vector<TokenId>{7, 40, 41});
+    CHECK(std::ranges::equal(session.tokens.all().last(3), std::vector<TokenId>{7, 40, 41}));
     CHECK(session.num_pending_tokens() == 2);
     step(scheduler);
     CHECK(session.is_idle());

@@ -13,6 +13,13 @@ StopRules rules(std::uint32_t max_tokens) {
     return stop;
 }
 
+// A prompt of that length, and the output behind it.
+TokenLog after(std::size_t num_prompt_tokens, const std::vector<TokenId>& output) {
+    TokenLog tokens(std::vector<TokenId>(num_prompt_tokens, 7));
+    for (const TokenId token : output) tokens.push_back(token);
+    return tokens;
+}
+
 }  // namespace
 
 TEST_CASE("the end-of-sequence token stops without naming itself, a stop token names itself") {
@@ -22,17 +29,17 @@ TEST_CASE("the end-of-sequence token stops without naming itself, a stop token n
     const std::vector<TokenId> eos = {9, 2};
     const std::vector<TokenId> stopped = {9, 5};
     const std::vector<TokenId> open = {2, 9};
-    CHECK(check_stop(stop, eos, 4, 100)->reason == FinishReason::kStop);
-    CHECK_FALSE(check_stop(stop, eos, 4, 100)->token);
-    CHECK(check_stop(stop, stopped, 4, 100)->token == 5);
-    CHECK_FALSE(check_stop(stop, open, 4, 100));
+    CHECK(check_stop(stop, after(2, eos), 2, 100)->reason == FinishReason::kStop);
+    CHECK_FALSE(check_stop(stop, after(2, eos), 2, 100)->token);
+    CHECK(check_stop(stop, after(2, stopped), 2, 100)->token == 5);
+    CHECK_FALSE(check_stop(stop, after(2, open), 2, 100));
 }
 
 TEST_CASE("length ends at max_tokens and at the model's context") {
     const std::vector<TokenId> output = {1, 2, 3};
-    CHECK(check_stop(rules(3), output, 5, 100)->reason == FinishReason::kLength);
-    CHECK(check_stop(rules(9), output, 100, 100)->reason == FinishReason::kLength);
-    CHECK_FALSE(check_stop(rules(4), output, 99, 100));
+    CHECK(check_stop(rules(3), after(2, output), 2, 100)->reason == FinishReason::kLength);
+    CHECK(check_stop(rules(9), after(97, output), 97, 100)->reason == FinishReason::kLength);
+    CHECK_FALSE(check_stop(rules(4), after(96, output), 96, 100));
 }
 
 TEST_CASE("repetition counts patterns of any allowed length, after min_tokens") {
@@ -41,9 +48,9 @@ TEST_CASE("repetition counts patterns of any allowed length, after min_tokens") 
     const std::vector<TokenId> single = {4, 7, 7, 7};
     const std::vector<TokenId> pair = {1, 2, 1, 2, 1, 2};
     const std::vector<TokenId> broken = {1, 2, 1, 3, 1, 2};
-    CHECK(check_stop(stop, single, 9, 100)->reason == FinishReason::kRepetition);
-    CHECK(check_stop(stop, pair, 9, 100)->reason == FinishReason::kRepetition);
-    CHECK_FALSE(check_stop(stop, broken, 9, 100));
+    CHECK(check_stop(stop, after(5, single), 5, 100)->reason == FinishReason::kRepetition);
+    CHECK(check_stop(stop, after(3, pair), 3, 100)->reason == FinishReason::kRepetition);
+    CHECK_FALSE(check_stop(stop, after(3, broken), 3, 100));
     stop.min_tokens = 10;
-    CHECK_FALSE(check_stop(stop, pair, 9, 100));
+    CHECK_FALSE(check_stop(stop, after(3, pair), 3, 100));
 }
