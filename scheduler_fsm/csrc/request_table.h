@@ -19,8 +19,8 @@ class RequestTable {
         if (free_.empty()) add_chunk();
         const std::uint32_t index = free_.back();
         Entry& entry = entry_at(index);
+        entry.request.emplace(std::move(spec), RequestHandle{index, entry.generation + 1}, order);
         ++entry.generation;
-        entry.request.emplace(std::move(spec), RequestHandle{index, entry.generation}, order);
         free_.pop_back();
         ++size_;
         return *entry.request;
