@@ -272,5 +272,11 @@ def test_a_rate_per_user_needs_our_scheduler(monkeypatch: pytest.MonkeyPatch, sc
         SettingsError, match=r"TOKENSPEED_TARGET_TPS_PER_USER: 70 has no effect with .*allowed: 0, or any"
     ):
         create_engine_config(Original(), arguments(scheduler_cls=scheduler_cls))
+    monkeypatch.setenv("TOKENSPEED_TARGET_TPS_PER_USER", "0")
+    monkeypatch.setenv("TOKENSPEED_STEP_TIME_PROFILE", "learnt.json")
+    with pytest.raises(
+        SettingsError, match=r"STEP_TIME_PROFILE: 'learnt.json' has no effect with .*allowed: none, or a file"
+    ):
+        create_engine_config(Original(), arguments(scheduler_cls=scheduler_cls))
     original = Original(**honoured_config())
     assert create_engine_config(original, arguments(scheduler_cls="tokenspeed")) is original.config
