@@ -42,9 +42,7 @@ class MlaWorkspace:
         self.tiles = RowTiles.fold(num_heads, max_query_tokens, compiled)
         self.groups = self.tiles.groups(torch.cuda.get_device_properties(self.device).multi_processor_count)
         rows = 2 * self.groups * self.tiles.row_tiles * self.tiles.rows
-        # bf16 for full row tiles, as `Partial` in csrc/merge.cuh
-        partial_dtype = torch.bfloat16 if self.tiles.rows == WIDE_ROWS else torch.float32
-        self.partial_out = torch.empty(rows * LATENT_DIMS, dtype=partial_dtype, device=self.device)
+        self.partial_out = torch.empty(rows * LATENT_DIMS, dtype=torch.bfloat16, device=self.device)
         self.partial_lse = torch.empty(rows, dtype=torch.float32, device=self.device)
         self.counters = torch.zeros(4 * max_requests * self.tiles.row_tiles, dtype=torch.int32, device=self.device)
 

@@ -81,13 +81,13 @@ int encode_maps(const DecodeParams& p, Maps* maps) {
     return status;
 }
 
-template <int kRows>
+template <int kRows, bool kPaired>
 int run(const DecodeParams& p, cudaStream_t stream) {
     Maps maps;
     if (const int status = encode_maps(p, &maps); status != 0) return status;
     constexpr int kBytes = Layout<kRows>::kSharedBytes;
     static const cudaError_t raised =
-        cudaFuncSetAttribute(decode_kernel<kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+        cudaFuncSetAttribute(decode_kernel<kRows, kPaired>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (raised != cudaSuccess) return check("decode kernel's shared memory", raised);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(p.groups, p.head_tiles, p.token_tiles);
@@ -105,7 +105,7 @@ int run(const DecodeParams& p, cudaStream_t stream) {
         attributes[config.numAttrs++].val.cooperative = 1;
     }
     return check("decode kernel",
-                 cudaLaunchKernelEx(&config, decode_kernel<kRows>, p, maps.q_nope, maps.q_rope, maps.kv));
+                 cudaLaunchKernelEx(&config, decode_kernel<kRows, kPaired>, p, maps.q_nope, maps.q_rope, maps.kv));
 }
 
 }  // namespace
@@ -128,9 +128,10 @@ int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* str
     const cudaStream_t target = static_cast<cudaStream_t>(stream);
     switch (params->rows) {
         case 16:
-            return run<16>(*params, target);
+            return run<16, false>(*params, target);
         case 64:
-            return run<64>(*params, target);
+            return params->head_tiles * params->token_tiles < kPairedRowTiles ? run<64, false>(*params, target)
+                                                                              : run<64, true>(*params, target);
         default:
             return fail("rows", "allowed: 16, 64");
     }

@@ -51,6 +51,7 @@ class Consumer {
             for (int t = group_; t < span.num_tiles; t += 2) {
                 tile(query, (span.first_tile + t) * kTileTokens, unit + t * kTileUnits);
             }
+            if (group_ == 1 && (span.num_tiles & 1)) skip_tile();
             unit += span.num_tiles * kTileUnits;
             finish(span, query);
             if (span.whole) continue;
@@ -84,6 +85,7 @@ class Consumer {
     __device__ int column(int i) const { return 8 * (i / 2) + 2 * c_ + (i & 1); }
     __device__ void sync_group() { group_ == 0 ? ptx::named_sync(1, 128) : ptx::named_sync(2, 128); }
     __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
+    __device__ void skip_tile() { sync_group(), sync_group(); }  // for racecheck: as many barriers as the other one
 
     __device__ void tile(const QuerySpan& query, int first_token, int unit) {
         float scores[kFragment];
@@ -100,8 +102,8 @@ class Consumer {
         if (raise_maximum(buffer)) {
             store_probabilities(scores, sums, buffer);
             ptx::fence_async();
-            sync_group();
         }
+        sync_group();
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) sum_[i] += sums[i];
         multiply_values(unit, buffer);
@@ -254,7 +256,8 @@ class Consumer {
         sync_both();
         if (group_ == 1) take_half(factor);
         if (span.left > span.num_tiles) ptx::fence_async();  // the next query lands where the halves were
-        release_query();
+        __syncwarp();                                        // every lane has read what the others lent
+        if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.query_empty());
         if (group_ == 0) {
             write_half<0>(span, query, lse);
         } else {
@@ -270,10 +273,6 @@ class Consumer {
             const int slot = (2 * place_.group + (span.first_tile == 0 ? 1 : 0)) * p_.head_tiles * p_.token_tiles;
             write_partial<kMine>(slot + place_.row_tile, lse);
         }
-    }
-
-    __device__ void release_query() {
-        if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.query_empty());
     }
 
     // Row sums and the joint maximum; `factor` makes the warpgroups' O add up to the normalized output.

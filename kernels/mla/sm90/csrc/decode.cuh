@@ -3,8 +3,11 @@
 // per multiprocessor.
 #pragma once
 
+#include <type_traits>
+
 #include "consumer.cuh"
 #include "wide.cuh"
+#include "wide_paired.cuh"
 
 namespace tokenspeed::mla {
 
@@ -23,7 +26,7 @@ __device__ void init_barriers(const SharedMap<kRows>& shared) {
     ptx::fence_barrier_init();
 }
 
-template <int kRows>
+template <int kRows, bool kPaired>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, const __grid_constant__ CUtensorMap q_nope,
                   const __grid_constant__ CUtensorMap q_rope, const __grid_constant__ CUtensorMap kv) {
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
         ptx::grow_registers<kConsumerRegisters>();
         if constexpr (Layout<kRows>::kWide) {
-            WideConsumer(p, shared, place, generic).run(span);
+            std::conditional_t<kPaired, PairedConsumer, WideConsumer>(p, shared, place, generic).run(span);
         } else {
             Consumer<kRows>(p, shared, place, generic).run(span);
         }

@@ -22,7 +22,10 @@ constexpr int kThreads = kConsumerThreads + 128;           // and the producer's
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
 // kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
-// alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide.cuh).
+// alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide_rows.cuh).
+constexpr int kPairedRowTiles =
+    4;  // from so many row tiles of a request on, tiles are taken in pairs (wide_paired.cuh)
+
 template <int kRows>
 struct Layout {
     static constexpr bool kWide = kRows == 64;

@@ -43,13 +43,19 @@ struct FragmentIndex {
     }
 };
 
-// How the pieces of an index are stored: fp32 where partials are small, bf16 where they would outweigh the KV itself
-// (64 rows: 128 KiB of fp32 for each part of a request, as much as 114 tokens of KV).
+// How the pieces of an index are stored: as bf16, for fp32 would weigh as much as the KV itself where a request is
+// split over all groups (64 rows: 128 KiB for each part, as much as 114 tokens of KV).
 template <int kRows>
 struct Partial {
-    using Value = float4;
-    __device__ static Value pack(const float4& v) { return v; }
-    __device__ static float4 piece(const Value& v, int) { return v; }
+    using Value = uint2;
+    __device__ static Value pack(const float4& v) {
+        return make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
+    }
+    __device__ static float4 unpack(uint32_t low, uint32_t high) {
+        return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16),
+                           __uint_as_float(high & 0xFFFF0000u));
+    }
+    __device__ static float4 piece(const Value& v, int) { return unpack(v.x, v.y); }
 };
 
 template <>
@@ -60,9 +66,7 @@ struct Partial<64> {
                           ptx::pack_bf16(b.z, b.w));
     }
     __device__ static float4 piece(const Value& v, int i) {
-        const uint32_t low = i == 0 ? v.x : v.z, high = i == 0 ? v.y : v.w;
-        return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16),
-                           __uint_as_float(high & 0xFFFF0000u));
+        return i == 0 ? Partial<16>::unpack(v.x, v.y) : Partial<16>::unpack(v.z, v.w);
     }
 };
 

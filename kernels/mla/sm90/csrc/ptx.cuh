@@ -51,6 +51,11 @@ __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives without waiting: the threads that `named_sync` the barrier see what was written before.
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---- roles ----
 
 template <int kRegisters>
@@ -92,6 +97,13 @@ __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.
 template <int kPending>
 __device__ __forceinline__ void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Registers that a product in flight writes: nothing that reads them may move above this.
+template <int kCount>
+__device__ __forceinline__ void mma_settle(float (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 // Shared-memory operand with the 128-byte swizzle: 8 rows of 128 bytes form an atom of 1024 bytes; atoms follow each
