@@ -104,6 +104,7 @@ def test_both_row_tiles(compiled: tuple[int, ...], lengths: list[int]) -> None:
 @pytest.mark.parametrize("page_tokens", [1, 2, 8, 16, 32, 64, 128, 256])
 @pytest.mark.parametrize("heads", [16, 64])
 def test_page_sizes(heads: int, page_tokens: int) -> None:
+    """Fault 55: every page size that is claimed, 128 and more included."""
     case = make_case(heads, 2, [1, 77, 4000], page_tokens)
     assert_accepted(case, *run(case))
 
