@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/kernels.md: made from the benchmark's output, and of the same run as the table that is shipped."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.latent.markdown import bar_lines, cell_lines, main
+from tokenspeed_plugin.kernels.autotune import SHIPPED
+
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+ROW = re.compile(
+    r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+)K \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE
+)
+DOCUMENT = {
+    "cells": [
+        {
+            "cell": {"heads": 16, "query_tokens": 2, "requests": 4, "context_tokens": 32768},
+            "floor_us": 36.04,
+            "times_us": {"ours": 40.0, "FlashMLA": 64.44, "FlashAttention 3": 50.0},
+        }
+    ],
+    "bars": [
+        {"claim": "fast", "relation": ">=", "limit": 1.3, "measured": 1.2345, "met": False, "note": ""},
+        {"claim": "right", "relation": "<=", "limit": 1, "measured": None, "met": False, "note": "not checked"},
+    ],
+}
+
+
+def test_cells_and_bars() -> None:
+    assert list(cell_lines(DOCUMENT))[2:] == ["| 16 | 2 | 4 | 32K | 36.0 | 40.0 | 64.4 | 50.0 | - | 1.25 |"]
+    assert list(bar_lines(DOCUMENT))[2:] == [
+        "| fast | 1.23 | >= 1.3 | not met |",
+        "| right | not checked | <= 1 | not met |",
+    ]
+
+
+def test_it_prints_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "mla.json"
+    source.write_text(json.dumps(DOCUMENT))
+    assert main([str(source)]) == 0
+    assert capsys.readouterr().out.count("\n|") == 6
+    assert main([]) == 2
+
+
+def test_the_documented_table_is_the_one_that_is_shipped() -> None:
+    buckets = json.loads(SHIPPED.read_text())["devices"]["NVIDIA H200"]
+    rows = ROW.findall(DOCS.read_text())
+    assert len(rows) == len(buckets)
+    for heads, queries, requests, kilotokens, *documented in rows:
+        shape = (
+            f"context_tokens={int(kilotokens) * 1024}, heads={heads}, page_tokens=64, "
+            f"query_tokens={queries}, requests={requests}"
+        )
+        times = buckets[f"mla.decode(kv=bfloat16, q=bfloat16; {shape})"]
+        shipped = [f"{times[solution]:.1f}" for solution in ("cuda_sm90", "flashmla", "flashattn3")]
+        assert documented == shipped, shape
