@@ -13,7 +13,7 @@ class WideConsumer : public WideRows {
     using WideRows::WideRows;
 
     __device__ void run(const Span& first) {
-        each_item(first, [this](const QuerySpan& query, const Span& span, int unit) {
+        each_item(first, [this](const QuerySpan& query, const Span& span, int& unit) {
 #pragma unroll 1
             for (int t = 0; t < span.num_tiles; ++t, unit += kTileUnits) {
                 const bool owner = (t & 1) == group_;

@@ -14,12 +14,13 @@ class PairedConsumer : public WideRows {
     using WideRows::WideRows;
 
     __device__ void run(const Span& first) {
-        each_item(first, [this](const QuerySpan& query, const Span& span, int unit) {
+        each_item(first, [this](const QuerySpan& query, const Span& span, int& unit) {
             if (group_ == 0) {
                 lead(query, span, unit);
             } else {
                 follow(query, span, unit);
             }
+            unit += span.num_tiles * kTileUnits;
         });
     }
 

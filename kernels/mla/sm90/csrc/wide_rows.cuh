@@ -37,7 +37,7 @@ class WideRows {
           scale_(p.softmax_scale * 1.4426950408889634f) {}
 
   protected:
-    // Walks the span; `tiles` multiplies the tiles of one item, whose first ring unit it is given.
+    // Walks the span; `tiles` multiplies the tiles of one item and takes the ring unit past them.
     template <typename Tiles>
     __device__ void each_item(Span span, const Tiles& tiles) {
         SharedRequest head, tail;  // requests that this block shares with later and with earlier groups
@@ -50,7 +50,6 @@ class WideRows {
             clear();
             ptx::barrier_wait(shared_.query_full(), item & 1);
             tiles(query, span, unit);
-            unit += span.num_tiles * kTileUnits;
             finish(span, query);
             if (span.whole) continue;
             sync_both();
