@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test gets, and the order of the files."""
 
+import importlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -20,3 +22,12 @@ def _environment_of_its_own() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """With what vLLM and the plugin log, whatever level the environment asked for when this process first imported vLLM."""
+    importlib.import_module("vllm.logger")  # sets up logging; after this fixture it would undo the lines below
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="vllm")
+    return caplog

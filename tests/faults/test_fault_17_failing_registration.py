@@ -23,7 +23,6 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> py
         raise ModuleNotFoundError(message)
 
     monkeypatch.setattr(registration, "install", fail)
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model"])
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     return caplog

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 
 import pytest
 from plugin_fixtures import clean_environment
@@ -17,8 +16,7 @@ __all__ = ["clean_environment"]
 
 
 @pytest.fixture
-def parser(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> argparse.ArgumentParser:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def parser(caplog: pytest.LogCaptureFixture) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scheduler", dest="theirs")
     add_flags(parser)

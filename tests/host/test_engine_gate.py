@@ -112,8 +112,7 @@ def test_every_way_of_asking_reaches_our_scheduler(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_our_scheduler")
-def test_settings_are_adjusted_before_the_configuration_is_made(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def test_settings_are_adjusted_before_the_configuration_is_made(caplog: pytest.LogCaptureFixture) -> None:
     original = Original(**honoured_config())
     create_engine_config(original, arguments(scheduler_cls="tokenspeed", **{row.argument: "other" for row in ADJUSTED}))
     assert {row.argument: original.seen[row.argument] for row in ADJUSTED} == {
@@ -254,10 +253,9 @@ def test_a_hook_plugin_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatc
     ("path", "is_async", "warns"), [(SYNC, True, True), (SYNC, False, False), (ASYNC, True, False)]
 )
 def test_a_scheduler_on_the_synchronous_base_is_warned_about(
-    path: str, is_async: bool, warns: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    path: str, is_async: bool, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 14 for the classes of others: built on the synchronous base, they lose the overlap without a word."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     flag_carrier.record("scheduler", path)
     create_engine_config(Original(**honoured_config(async_scheduling=is_async)), arguments(scheduler_cls=path))
     messages = {record.getMessage() for record in caplog.records if "tokenspeed" in record.name}

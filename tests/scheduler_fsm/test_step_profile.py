@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,10 +93,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         Profiled(tmp_path / "nowhere" / "profile.json")
 
 
-def test_a_file_that_cannot_be_written_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def test_a_file_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     run = Profiled(folder / "profile.json")
