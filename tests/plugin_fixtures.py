@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,3 +75,16 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+def changed(config: SimpleNamespace, changes: Mapping[str, Any]) -> SimpleNamespace:
+    """The configuration with values set by dotted path; parts on the way that are missing are made."""
+    for path, value in changes.items():
+        *owners, name = path.split(".")
+        owner = config
+        for step in owners:
+            if getattr(owner, step, None) is None:
+                setattr(owner, step, SimpleNamespace())
+            owner = getattr(owner, step)
+        setattr(owner, name, value)
+    return config

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from plugin_fixtures import changed
 
 from tokenspeed_plugin.host import kernel_gate, mla_backend
 from tokenspeed_plugin.host.check import HostError, check_kernels
@@ -76,15 +77,7 @@ def config_with(heads: int = 16, **changes: Any) -> SimpleNamespace:
         speculative_config=None,
         additional_config={"other": 1},
     )
-    for path, value in changes.items():
-        *owners, name = path.split(".")
-        owner = config
-        for step in owners:
-            if getattr(owner, step, None) is None:
-                setattr(owner, step, SimpleNamespace())
-            owner = getattr(owner, step)
-        setattr(owner, name, value)
-    return config
+    return changed(config, changes)
 
 
 def gate(text: str, config: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plugin_fixtures import changed
 
 from tokenspeed_plugin.host import patches, placed_models
 from tokenspeed_plugin.host.check import HostError, check_placement
@@ -56,15 +57,7 @@ def config_with(**changes: Any) -> SimpleNamespace:
         speculative_config=None,
         additional_config={"other": 1},
     )
-    for path, value in changes.items():
-        *owners, name = path.split(".")
-        owner = config
-        for step in owners:
-            if getattr(owner, step, None) is None:
-                setattr(owner, step, SimpleNamespace())
-            owner = getattr(owner, step)
-        setattr(owner, name, value)
-    return config
+    return changed(config, changes)
 
 
 def gate(text: str, config: Any, **arguments: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ VALUES = {
     "kv_store": ("host", "mooncake", "none"),
     "target_tps_per_user": (50, "60", 0.5),
     "target_overload": ("refuse", "degrade", "queue"),
-    "step_time_profile": ("learnt.json", "/tmp/other.json", "x"),
+    "step_time_profile": ("learnt.json", "other.json", "x"),
     "placement": ("auto", "attn=tp4,dense=tp4,moe=ep8", "off"),
     "kernels": ("mla=hopper,moe=reference", "auto", "off"),
 }

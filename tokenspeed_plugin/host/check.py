@@ -49,6 +49,11 @@ def check_start() -> HostReport:
     return HostReport(version, _missing_of_all(capabilities.START))
 
 
+def _check_beyond_start(rows: Iterable[Capability]) -> HostReport:
+    start = check_start()
+    return start if start.reason else HostReport(start.version, _missing_of_all(rows))
+
+
 def check_host() -> HostReport:
     """The whole table; imports vLLM's scheduler interface and what belongs to it."""
     start = check_start()
@@ -72,8 +77,7 @@ def require_host(asked_by: str) -> None:
 
 def check_placement() -> HostReport:
     """What placed models rely on; imports vLLM's model layers."""
-    start = check_start()
-    return start if start.reason else HostReport(start.version, _missing_of_all(placement_capabilities.PLACEMENT))
+    return _check_beyond_start(placement_capabilities.PLACEMENT)
 
 
 def require_placement(asked_by: str) -> None:
@@ -90,8 +94,7 @@ def require_placement(asked_by: str) -> None:
 
 def check_kernels() -> HostReport:
     """What our attention backend relies on; imports vLLM's MLA layer."""
-    start = check_start()
-    return start if start.reason else HostReport(start.version, _missing_of_all(kernel_capabilities.KERNELS))
+    return _check_beyond_start(kernel_capabilities.KERNELS)
 
 
 def require_kernels(asked_by: str) -> None:

@@ -18,6 +18,7 @@ from tokenspeed_plugin.kernels.mla.geometry import (
     RowTiles,
     plan_words,
 )
+from tokenspeed_plugin.kernels.mla.operands import require
 from tokenspeed_plugin.kernels.mla.sm100.layout import ROW_COUNTS, DecodeLayout
 
 ELEMENTS = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn"}
@@ -196,22 +197,6 @@ def mla_decode(
     launch(_decode_kernel(*shape, arch), "DECODE", _variant(*shape), values, device)
     launch(_merge_kernel(*shape, arch), "MERGE", _variant(*shape), values, device)
     return out, lse
-
-
-def require(tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Check a tensor's shape, type, device and last stride.
-
-    Raises:
-        ValueError: one of them is wrong.
-    """
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {shape}")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{name}: dtype {tensor.dtype}, allowed: {dtype}")
-    if tensor.device.type != device.type:
-        raise ValueError(f"{name}: on {tensor.device}, allowed: {device}")
-    if tensor.stride(-1) != 1:
-        raise ValueError(f"{name}: last dimension has stride {tensor.stride(-1)}, allowed: 1")
 
 
 def require_aligned(tensor: torch.Tensor, name: str) -> None:

@@ -7,6 +7,7 @@ nothing is compiled from a layout that does not fit.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -34,8 +35,32 @@ class LayoutError(ValueError):
     """A layout that does not fit the chip; the message names what is over, by how much, and its parts."""
 
 
+class BlockLayout(ABC):
+    """A block's shared memory: parts one behind the other, the barriers among them in their own order."""
+
+    @property
+    @abstractmethod
+    def barrier_counts(self) -> dict[str, int]:
+        """Barriers by what they announce, in the order in which they lie."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, int]:
+        """Bytes of shared memory by what they hold, in the order in which they lie."""
+
+    def offset(self, part: str) -> int:
+        """Byte at which a part begins."""
+        parts = self.parts()
+        return dict(zip(parts, accumulate(parts.values(), initial=0), strict=False))[part]
+
+    def barrier_offset(self, name: str) -> int:
+        """Byte at which the barriers of a name begin."""
+        names = list(self.barrier_counts)
+        before = sum(self.barrier_counts[other] for other in names[: names.index(name)])
+        return self.offset("barriers") + before * BARRIER_BYTES
+
+
 @dataclass(frozen=True)
-class DecodeLayout:
+class DecodeLayout(BlockLayout):
     """Shared and tensor memory of one block.
 
     Attributes:
@@ -134,17 +159,6 @@ class DecodeLayout:
         }
         swizzled = ("query", "latent ring", "rope ring", "probabilities")
         return {name: aligned(size, ALIGNMENT_BYTES if name in swizzled else 16) for name, size in sizes.items()}
-
-    def offset(self, part: str) -> int:
-        """Byte at which a part begins."""
-        parts = self.parts()
-        return dict(zip(parts, accumulate(parts.values(), initial=0), strict=False))[part]
-
-    def barrier_offset(self, name: str) -> int:
-        """Byte at which the barriers of a name begin."""
-        names = list(self.barrier_counts)
-        before = sum(self.barrier_counts[other] for other in names[: names.index(name)])
-        return self.offset("barriers") + before * BARRIER_BYTES
 
     @property
     def used_bytes(self) -> int:

@@ -14,6 +14,7 @@ from tokenspeed_plugin.kernels.mla.geometry import (
     RowTiles,
     plan_words,
 )
+from tokenspeed_plugin.kernels.mla.operands import require
 from tokenspeed_plugin.kernels.mla.sm90.abi import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, DecodeParams, PlanParams
 from tokenspeed_plugin.kernels.mla.sm90.library import load
 
@@ -72,8 +73,8 @@ class MlaDecodePlan:
             page_tokens: tokens of a page, a power of two.
         """
         device = self.workspace.device
-        _require(seq_lens, "seq_lens", (self.num_requests,), torch.int32, device)
-        _require(block_table, "block_table", (self.num_requests, block_table.shape[1]), torch.int32, device)
+        require(seq_lens, "seq_lens", (self.num_requests,), torch.int32, device)
+        require(block_table, "block_table", (self.num_requests, block_table.shape[1]), torch.int32, device)
         if page_tokens < 1 or page_tokens & (page_tokens - 1):
             raise ValueError(f"page_tokens={page_tokens}, allowed: a power of two")
         params = PlanParams(
@@ -126,8 +127,8 @@ def mla_decode(
     seq_lens, block_table, page_tokens = plan.step
     workspace, tokens = plan.workspace, q_nope.shape[0]
     heads, device = workspace.num_heads, workspace.device
-    _require(q_nope, "q_nope", (tokens, heads, LATENT_DIMS), torch.bfloat16, device)
-    _require(q_rope, "q_rope", (tokens, heads, ROPE_DIMS), torch.bfloat16, device)
+    require(q_nope, "q_nope", (tokens, heads, LATENT_DIMS), torch.bfloat16, device)
+    require(q_rope, "q_rope", (tokens, heads, ROPE_DIMS), torch.bfloat16, device)
     _require_cache(kv_cache, page_tokens, device)
     if query_starts is None:
         if tokens < plan.num_requests * workspace.max_query_tokens:
@@ -135,13 +136,13 @@ def mla_decode(
                 f"q_nope has {tokens} tokens, {plan.num_requests} x {workspace.max_query_tokens} are planned"
             )
     else:
-        _require(query_starts, "query_starts", (plan.num_requests + 1,), torch.int32, device)
+        require(query_starts, "query_starts", (plan.num_requests + 1,), torch.int32, device)
     if out is None:
         out = torch.empty(tokens, heads, LATENT_DIMS, dtype=torch.bfloat16, device=device)
     if lse is None:
         lse = torch.empty(tokens, heads, dtype=torch.float32, device=device)
-    _require(out, "out", tuple(q_nope.shape), torch.bfloat16, device)
-    _require(lse, "lse", (tokens, heads), torch.float32, device)
+    require(out, "out", tuple(q_nope.shape), torch.bfloat16, device)
+    require(lse, "lse", (tokens, heads), torch.float32, device)
     if not lse.is_contiguous():
         raise ValueError(f"lse: strides {lse.stride()}, allowed: contiguous")
     tiles = workspace.tiles
@@ -192,20 +193,9 @@ def _launch_flags(workspace: MlaWorkspace, dependent_launch: bool) -> int:
     return cooperative | (DEPENDENT_LAUNCH if dependent_launch else 0)
 
 
-def _require(tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {shape}")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{name}: dtype {tensor.dtype}, allowed: {dtype}")
-    if tensor.device.type != device.type:
-        raise ValueError(f"{name}: on {tensor.device}, allowed: {device}")
-    if tensor.stride(-1) != 1:
-        raise ValueError(f"{name}: last dimension has stride {tensor.stride(-1)}, allowed: 1")
-
-
 def _require_cache(kv_cache: torch.Tensor, page_tokens: int, device: torch.device) -> None:
     if kv_cache.dim() != 3:
         raise ValueError(f"kv_cache: {kv_cache.dim()} dimensions, allowed: 3 (pages, {page_tokens}, {HEAD_DIMS})")
-    _require(kv_cache, "kv_cache", (kv_cache.shape[0], page_tokens, HEAD_DIMS), torch.bfloat16, device)
+    require(kv_cache, "kv_cache", (kv_cache.shape[0], page_tokens, HEAD_DIMS), torch.bfloat16, device)
     if kv_cache.data_ptr() % 16 or kv_cache.stride(0) % 8 or kv_cache.stride(1) % 8:
         raise ValueError("kv_cache: its address and strides must be multiples of 16 bytes")

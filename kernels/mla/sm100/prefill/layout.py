@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tokenspeed_plugin.kernels.mla.sm100.layout import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
+    BlockLayout,
     LayoutError,
     aligned,
     check_memory,
@@ -25,7 +25,7 @@ ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True)
-class PrefillLayout:
+class PrefillLayout(BlockLayout):
     """Shared and tensor memory of one block.
 
     Attributes:
@@ -69,17 +69,6 @@ class PrefillLayout:
             "barriers": aligned(sum(self.barrier_counts.values()) * BARRIER_BYTES, 16),
             "tensor-memory address": 16,
         }
-
-    def offset(self, part: str) -> int:
-        """Byte at which a part begins."""
-        parts = self.parts()
-        return dict(zip(parts, accumulate(parts.values(), initial=0), strict=False))[part]
-
-    def barrier_offset(self, name: str) -> int:
-        """Byte at which the barriers of a name begin."""
-        names = list(self.barrier_counts)
-        before = sum(self.barrier_counts[other] for other in names[: names.index(name)])
-        return self.offset("barriers") + before * BARRIER_BYTES
 
     @property
     def output_column(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tokenspeed_plugin.kernels.mla.sm100.decode import architecture, launch, require, require_aligned
+from tokenspeed_plugin.kernels.mla.operands import require
+from tokenspeed_plugin.kernels.mla.sm100.decode import architecture, launch, require_aligned
 from tokenspeed_plugin.kernels.mla.sm100.prefill.layout import KEY_DIMS, QUERY_TILE, VALUE_DIMS
 
 
