@@ -42,14 +42,20 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class CudaSources:
-    """The sources of one library for Hopper: its name, and the folder whose `api.cu` includes all the others."""
+    """The sources of one library for Hopper: its name, the folder whose `api.cu` includes all the others, and macros."""
 
     name: str
     folder: Path
+    defines: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What nvcc is called with, but for the files."""
+        return (*NVCC_FLAGS, *(f"-D{name}" for name in self.defines))
 
     def source_hash(self) -> str:
         """Hash of every source file and flag that the library depends on."""
-        digest = hashlib.sha256("\0".join(NVCC_FLAGS).encode())
+        digest = hashlib.sha256("\0".join(self.flags).encode())
         for path in sorted(self.folder.glob("*.cu*")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
@@ -71,7 +77,7 @@ class CudaSources:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             output = Path(folder) / "library.so"
-            command = [nvcc, *NVCC_FLAGS, *extra_flags, "-o", str(output), str(self.folder / "api.cu")]
+            command = [nvcc, *self.flags, *extra_flags, "-o", str(output), str(self.folder / "api.cu")]
             done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own sources
             if done.returncode != 0:
                 raise LibraryUnavailableError(f"nvcc failed with status {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -14,6 +14,10 @@ NARROW_ROWS, WIDE_ROWS = 16, 64
 """Row tiles for which the Hopper kernel is compiled: rows on the N and on the M side of the products."""
 
 
+FP8_ROWS = (16, 32)
+"""Row tiles of its FP8 version: both on the N side."""
+
+
 @dataclass(frozen=True)
 class RowTiles:
     """How the q x H query rows of one request fold into row tiles of a kernel.

@@ -23,6 +23,8 @@ def mla_decode_reference(
     softmax_scale: float,
     *,
     query_starts: torch.Tensor | None = None,
+    query_scale: torch.Tensor | None = None,
+    kv_scale: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of each request's last query tokens over its cached latents.
@@ -34,6 +36,8 @@ def mla_decode_reference(
         seq_lens: [requests] int32, this step's tokens included.
         softmax_scale: factor of the scores.
         query_starts: [requests + 1] int32; None: all requests have the same number of tokens.
+        query_scale: one number; the queries are the values of `q` times this. None: 1.
+        kv_scale: one number; the latents are the values of `kv_cache` times this. None: 1.
         dtype: arithmetic; torch.float64 is the truth, torch.bfloat16 the same-type run that bounds the allowed error
             (products round to bf16, sums run in fp32, as on a tensor core).
 
@@ -54,8 +58,9 @@ def mla_decode_reference(
         first, last = starts[request], starts[request + 1]
         if length <= 0 or last <= first:
             continue
-        keys = gather_latents(kv_cache, block_table[request], length).to(dtype)
-        scores = torch.einsum("qhd,kd->qhk", q[first:last].to(dtype), keys).to(wide) * softmax_scale
+        keys = _scaled(gather_latents(kv_cache, block_table[request], length), kv_scale, dtype)
+        queries = _scaled(q[first:last], query_scale, dtype)
+        scores = torch.einsum("qhd,kd->qhk", queries, keys).to(wide) * softmax_scale
         visible = length - (last - first - 1) + torch.arange(last - first, device=q.device)
         hidden = torch.arange(length, device=q.device)[None, :] >= visible[:, None]
         scores.masked_fill_(hidden[:, None, :], -torch.inf)
@@ -64,3 +69,8 @@ def mla_decode_reference(
         out[first:last] = torch.einsum("qhk,kd->qhd", probs.to(dtype), keys[:, :LATENT_DIMS])
         lse[first:last] = row_lse
     return out, lse
+
+
+def _scaled(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    # the product in float64: it rounds once, to `dtype`
+    return values.to(dtype) if scale is None else (values.double() * scale.double()).to(dtype)

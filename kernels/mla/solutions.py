@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES
+from tokenspeed_plugin.kernels.mla.sm90.library import FP8_SOURCES, SOURCES
 from tokenspeed_plugin.kernels.mla.sm100.model import estimate_decode
 from tokenspeed_plugin.kernels.registry import (
     Capability,
@@ -51,6 +51,12 @@ def _cuda_sm90() -> Callable[..., Any]:
     return mla_decode
 
 
+def _cuda_sm90_fp8() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.sm90.decode_fp8 import mla_decode_fp8
+
+    return mla_decode_fp8
+
+
 def _plan_sm90(*arguments: Any) -> Any:
     from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan
 
@@ -61,6 +67,12 @@ def _workspace_sm90(*arguments: Any) -> Any:
     from tokenspeed_plugin.kernels.mla.sm90.decode import MlaWorkspace
 
     return MlaWorkspace(*arguments)
+
+
+def _workspace_sm90_fp8(*arguments: Any) -> Any:
+    from tokenspeed_plugin.kernels.mla.sm90.decode_fp8 import fp8_workspace
+
+    return fp8_workspace(*arguments)
 
 
 def _cute_sm100() -> Callable[..., Any]:
@@ -132,13 +144,19 @@ def _host(backend: str) -> Callable[[], Callable[..., Any]]:
     return load
 
 
+SM90_TRAITS = (
+    ShapeTrait("heads", 1, 128),
+    ShapeTrait("query_tokens", 1, 8),
+    ShapeTrait("page_tokens", 1, power_of_two=True),
+)
+
 SOLUTIONS = (
     KernelSpec(
         "mla",
         "decode",
         "reference",
         capabilities=(Capability("cpu"), Capability("cuda"), Capability("rocm")),
-        signatures=(BF16, {operand: OperandFormat("float32") for operand in BF16}),
+        signatures=(BF16, FP8, {operand: OperandFormat("float32") for operand in BF16}),
         load=_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
@@ -164,11 +182,7 @@ SOLUTIONS = (
         signatures=(BF16,),
         load=_cuda_sm90,
         priority=Priority.SPECIALIZED,
-        traits=(
-            ShapeTrait("heads", 1, 128),
-            ShapeTrait("query_tokens", 1, 8),
-            ShapeTrait("page_tokens", 1, power_of_two=True),
-        ),
+        traits=SM90_TRAITS,
         unavailable=SOURCES.unavailable_reason,
         plan=_plan_sm90,
         workspace=_workspace_sm90,
@@ -179,9 +193,23 @@ SOLUTIONS = (
     KernelSpec(
         "mla",
         "decode",
+        "cuda_sm90_fp8",
+        capabilities=(HOPPER,),
+        signatures=(FP8,),
+        load=_cuda_sm90_fp8,
+        priority=Priority.SPECIALIZED,
+        traits=SM90_TRAITS,
+        unavailable=FP8_SOURCES.unavailable_reason,
+        plan=_plan_sm90,
+        workspace=_workspace_sm90_fp8,
+        source=FP8_SOURCES.source_hash,
+    ),
+    KernelSpec(
+        "mla",
+        "decode",
         "flashmla",
         capabilities=(HOPPER,),
-        signatures=(BF16,),
+        signatures=(BF16, FP8),
         load=_host("FLASHMLA"),
         priority=Priority.PERFORMANT,
         traits=(ShapeTrait("page_tokens", allowed=frozenset({64})),),

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tokenspeed_plugin.kernels.mla.geometry import NARROW_ROWS, WIDE_ROWS, RowTiles
+from tokenspeed_plugin.kernels.mla.geometry import FP8_ROWS, NARROW_ROWS, WIDE_ROWS, RowTiles
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,16 @@ def test_a_single_tile_size_serves_everything() -> None:
 def test_counts_are_positive(heads: int, queries: int) -> None:
     with pytest.raises(ValueError, match=f"num_heads={heads}, max_query_tokens={queries}"):
         RowTiles.fold(heads, queries)
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "expected"),
+    [
+        (16, 1, RowTiles(16, 16, 1, 1, 1)),
+        (32, 1, RowTiles(32, 32, 1, 1, 1)),
+        (16, 4, RowTiles(32, 16, 2, 1, 2)),
+        (128, 1, RowTiles(32, 32, 1, 4, 1)),
+    ],
+)
+def test_folds_of_the_fp8_version(heads: int, queries: int, expected: RowTiles) -> None:
+    assert RowTiles.fold(heads, queries, FP8_ROWS) == expected

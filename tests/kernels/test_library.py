@@ -18,7 +18,11 @@ from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError,
 
 @pytest.mark.parametrize(
     ("sources", "kernel", "load"),
-    [(mla.SOURCES, "decode_kernel", MlaLibrary), (comm.SOURCES, "add_norm_kernel", CommLibrary)],
+    [
+        (mla.SOURCES, "decode_kernel", MlaLibrary),
+        (mla.FP8_SOURCES, "decode_kernel", MlaLibrary),
+        (comm.SOURCES, "add_norm_kernel", CommLibrary),
+    ],
 )
 def test_it_compiles_clean_or_names_what_is_missing(
     sources: CudaSources, kernel: str, load: Callable[[str], object], tmp_path: Path

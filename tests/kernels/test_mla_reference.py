@@ -50,3 +50,14 @@ def test_a_bf16_run_is_near_and_not_equal() -> None:
     rounded, _ = mla_decode_reference(q, cache, table, lengths, 576**-0.5, dtype=torch.bfloat16)
     error = ((rounded.double() - truth).norm() / truth.norm()).item()
     assert 1e-4 < error < 1e-2
+
+
+def test_scales_belong_to_queries_and_latents() -> None:
+    torch.manual_seed(2)
+    q, cache = torch.randn(2, 4, 576).to(torch.float8_e4m3fn), torch.randn(2, 64, 576).to(torch.float8_e4m3fn)
+    table, lengths = torch.tensor([[1], [0]], dtype=torch.int32), torch.tensor([64, 5])
+    scales = torch.tensor([0.25]), torch.tensor([3.0])
+    plain = mla_decode_reference(q.double() * 0.25, cache.double() * 3.0, table, lengths, 576**-0.5)
+    scaled = mla_decode_reference(q, cache, table, lengths, 576**-0.5, query_scale=scales[0], kv_scale=scales[1])
+    assert torch.equal(plain[0], scaled[0])
+    assert torch.equal(plain[1], scaled[1])

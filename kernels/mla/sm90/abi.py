@@ -18,6 +18,8 @@ _POINTERS = (
     "partial_out",
     "partial_lse",
     "counters",
+    "query_scale",
+    "kv_scale",
 )
 _STRIDES = (
     "q_nope_token_stride",

@@ -89,6 +89,16 @@ class MlaDecodePlan:
         load().plan(params, torch.cuda.current_stream(device).cuda_stream)
         self.step = (seq_lens, block_table, page_tokens)
 
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """What the last update was called with.
+
+        Raises:
+            ValueError: there was none.
+        """
+        if self.step is None:
+            raise ValueError("plan: update() has not been called")
+        return self.step
+
 
 def mla_decode(
     q_nope: torch.Tensor,
@@ -122,33 +132,64 @@ def mla_decode(
     Raises:
         ValueError: a shape, type or layout is not what the kernel takes; nothing was launched.
     """
-    if plan.step is None:
-        raise ValueError("plan: update() has not been called")
-    seq_lens, block_table, page_tokens = plan.step
+    _, _, page_tokens = plan.inputs()
     workspace, tokens = plan.workspace, q_nope.shape[0]
     heads, device = workspace.num_heads, workspace.device
     require(q_nope, "q_nope", (tokens, heads, LATENT_DIMS), torch.bfloat16, device)
     require(q_rope, "q_rope", (tokens, heads, ROPE_DIMS), torch.bfloat16, device)
-    _require_cache(kv_cache, page_tokens, device)
+    require_cache(kv_cache, page_tokens, device)
+    out, lse = check_results(plan, q_nope, query_starts, out, lse)
+    params = decode_params(plan, q_nope, kv_cache, out, lse, query_starts, softmax_scale, dependent_launch)
+    params.q_rope = q_rope.data_ptr()
+    params.q_rope_token_stride, params.q_rope_head_stride = q_rope.stride(0), q_rope.stride(1)
+    load().decode(params, torch.cuda.current_stream(device).cuda_stream)
+    return out, lse
+
+
+def check_results(
+    plan: MlaDecodePlan,
+    q: torch.Tensor,
+    query_starts: torch.Tensor | None,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`out` and `lse` for the tokens of `q`, made where they are not given.
+
+    Raises:
+        ValueError: they, the number of tokens or `query_starts` do not fit the plan.
+    """
+    workspace, (tokens, heads) = plan.workspace, q.shape[:2]
     if query_starts is None:
         if tokens < plan.num_requests * workspace.max_query_tokens:
-            raise ValueError(
-                f"q_nope has {tokens} tokens, {plan.num_requests} x {workspace.max_query_tokens} are planned"
-            )
+            raise ValueError(f"q has {tokens} tokens, {plan.num_requests} x {workspace.max_query_tokens} are planned")
     else:
-        require(query_starts, "query_starts", (plan.num_requests + 1,), torch.int32, device)
+        require(query_starts, "query_starts", (plan.num_requests + 1,), torch.int32, q.device)
     if out is None:
-        out = torch.empty(tokens, heads, LATENT_DIMS, dtype=torch.bfloat16, device=device)
+        out = torch.empty(tokens, heads, LATENT_DIMS, dtype=torch.bfloat16, device=q.device)
     if lse is None:
-        lse = torch.empty(tokens, heads, dtype=torch.float32, device=device)
-    require(out, "out", tuple(q_nope.shape), torch.bfloat16, device)
-    require(lse, "lse", (tokens, heads), torch.float32, device)
+        lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+    require(out, "out", (tokens, heads, LATENT_DIMS), torch.bfloat16, q.device)
+    require(lse, "lse", (tokens, heads), torch.float32, q.device)
     if not lse.is_contiguous():
         raise ValueError(f"lse: strides {lse.stride()}, allowed: contiguous")
-    tiles = workspace.tiles
-    params = DecodeParams(
-        q_nope=q_nope.data_ptr(),
-        q_rope=q_rope.data_ptr(),
+    return out, lse
+
+
+def decode_params(
+    plan: MlaDecodePlan,
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    query_starts: torch.Tensor | None,
+    softmax_scale: float,
+    dependent_launch: bool,
+) -> DecodeParams:
+    """What every element type's launch needs, from tensors that have been checked; `q` fills the fields of `q_nope`."""
+    seq_lens, block_table, page_tokens = plan.inputs()
+    workspace, tiles = plan.workspace, plan.workspace.tiles
+    return DecodeParams(
+        q_nope=q.data_ptr(),
         kv_cache=kv_cache.data_ptr(),
         out=out.data_ptr(),
         lse=lse.data_ptr(),
@@ -159,18 +200,16 @@ def mla_decode(
         partial_out=workspace.partial_out.data_ptr(),
         partial_lse=workspace.partial_lse.data_ptr(),
         counters=workspace.counters.data_ptr(),
-        q_nope_token_stride=q_nope.stride(0),
-        q_nope_head_stride=q_nope.stride(1),
-        q_rope_token_stride=q_rope.stride(0),
-        q_rope_head_stride=q_rope.stride(1),
+        q_nope_token_stride=q.stride(0),
+        q_nope_head_stride=q.stride(1),
         kv_page_stride=kv_cache.stride(0),
         kv_token_stride=kv_cache.stride(1),
         out_token_stride=out.stride(0),
         out_head_stride=out.stride(1),
         block_table_stride=block_table.stride(0),
         num_requests=plan.num_requests,
-        num_tokens=tokens,
-        num_heads=heads,
+        num_tokens=q.shape[0],
+        num_heads=workspace.num_heads,
         max_query_tokens=workspace.max_query_tokens,
         num_pages=kv_cache.shape[0],
         page_shift=page_tokens.bit_length() - 1,
@@ -183,8 +222,6 @@ def mla_decode(
         launch_flags=_launch_flags(workspace, dependent_launch),
         softmax_scale=softmax_scale,
     )
-    load().decode(params, torch.cuda.current_stream(device).cuda_stream)
-    return out, lse
 
 
 def _launch_flags(workspace: MlaWorkspace, dependent_launch: bool) -> int:
@@ -193,9 +230,13 @@ def _launch_flags(workspace: MlaWorkspace, dependent_launch: bool) -> int:
     return cooperative | (DEPENDENT_LAUNCH if dependent_launch else 0)
 
 
-def _require_cache(kv_cache: torch.Tensor, page_tokens: int, device: torch.device) -> None:
+def require_cache(
+    kv_cache: torch.Tensor, page_tokens: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Raise ValueError unless the cache has the dtype, 576 dims per token, and what the copy engine can address."""
     if kv_cache.dim() != 3:
         raise ValueError(f"kv_cache: {kv_cache.dim()} dimensions, allowed: 3 (pages, {page_tokens}, {HEAD_DIMS})")
-    require(kv_cache, "kv_cache", (kv_cache.shape[0], page_tokens, HEAD_DIMS), torch.bfloat16, device)
-    if kv_cache.data_ptr() % 16 or kv_cache.stride(0) % 8 or kv_cache.stride(1) % 8:
+    require(kv_cache, "kv_cache", (kv_cache.shape[0], page_tokens, HEAD_DIMS), dtype, device)
+    unit = 16 // dtype.itemsize
+    if kv_cache.data_ptr() % 16 or kv_cache.stride(0) % unit or kv_cache.stride(1) % unit:
         raise ValueError("kv_cache: its address and strides must be multiples of 16 bytes")

@@ -45,12 +45,13 @@ int encode(CUtensorMap* map, const char* what, const void* base, const MapShape&
     static const PFN_cuTensorMapEncodeTiled_v12000 encoder = find_encoder();
     if (encoder == nullptr) return fail(what, "this CUDA driver has no cuTensorMapEncodeTiled");
     const cuuint64_t dims[3] = {shape.dims[0], shape.dims[1], shape.dims[2]};
-    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(shape.strides[0]) * 2,
-                                   static_cast<cuuint64_t>(shape.strides[1]) * 2};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(shape.strides[0]) * kElementBytes,
+                                   static_cast<cuuint64_t>(shape.strides[1]) * kElementBytes};
     const cuuint32_t box[3] = {shape.box[0], shape.box[1], shape.box[2]}, steps[3] = {1, 1, 1};
-    const CUresult status = encoder(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(base), dims, strides,
-                                    box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status =
+        encoder(map, kFp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+                const_cast<void*>(base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return status == CUDA_SUCCESS ? 0 : fail(what, "cuTensorMapEncodeTiled refused its address, sizes or strides");
 }
 
@@ -63,10 +64,13 @@ int encode_maps(const DecodeParams& p, Maps* maps) {
     const uint32_t box_heads = p.tile_heads, box_tokens = p.tile_query_tokens;
     const uint32_t page_tokens = 1u << p.page_shift;
     const uint32_t box_page = page_tokens < kTileTokens ? page_tokens : kTileTokens;
-    int status = encode(
-        &maps->q_nope, "q_nope", p.q_nope,
-        {{kLatent, heads, tokens}, {p.q_nope_head_stride, p.q_nope_token_stride}, {kBlockDims, box_heads, box_tokens}});
-    if (status == 0) {
+    int status = encode(&maps->q_nope, "q_nope", p.q_nope,
+                        {{static_cast<uint64_t>(kFp8 ? kHeadDim : kLatent), heads, tokens},
+                         {p.q_nope_head_stride, p.q_nope_token_stride},
+                         {kBlockDims, box_heads, box_tokens}});
+    if (kFp8) {
+        maps->q_rope = maps->q_nope;
+    } else if (status == 0) {
         status = encode(&maps->q_rope, "q_rope", p.q_rope,
                         {{kRope, heads, tokens},
                          {p.q_rope_head_stride, p.q_rope_token_stride},
@@ -129,11 +133,18 @@ int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* str
     switch (params->rows) {
         case 16:
             return run<16, false>(*params, target);
+#ifdef TOKENSPEED_MLA_FP8
+        case 32:
+            return run<32, false>(*params, target);
+        default:
+            return fail("rows", "allowed: 16, 32");
+#else
         case 64:
             return params->head_tiles * params->token_tiles < kPairedRowTiles ? run<64, false>(*params, target)
                                                                               : run<64, true>(*params, target);
         default:
             return fail("rows", "allowed: 16, 64");
+#endif
     }
 }
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "merge.cuh"
+#include "ptx_fp8.cuh"
 
 namespace tokenspeed::mla {
 
@@ -35,7 +36,8 @@ class Consumer {
           warp_(ptx::warp_number() & 3),
           g_((threadIdx.x & 31) / 4),
           c_(threadIdx.x & 3),
-          scale_(p.softmax_scale * 1.4426950408889634f) {}
+          scale_(p.softmax_scale * 1.4426950408889634f * (kFp8 ? *p.query_scale * *p.kv_scale : 1.0f)),
+          out_scale_(kFp8 ? *p.kv_scale : 1.0f) {}
 
     __device__ void run(Span span) {
         SharedRequest head, tail;  // requests that this block shares with later and with earlier groups
@@ -117,17 +119,27 @@ class Consumer {
             ptx::mma_fence();
             const uint64_t keys = ptx::operand_descriptor(shared_.unit(unit + u));
             const uint64_t queries = ptx::operand_descriptor(query + u * kUnitBlocks * kRows * 128);
+            if constexpr (kFp8) {
 #pragma unroll
-            for (int block = 0; block < kUnitBlocks; ++block) {
+                for (int step = 0; step < kHeadDim / 32; ++step) {
+                    const int block = step / 4, k = step % 4;
+                    ptx::mma_fp8(scores, keys + block * (kBlockBytes >> 4) + 2 * k,
+                                 queries + block * (kRows * 128 >> 4) + 2 * k, step != 0);
+                }
+            } else {
 #pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    ptx::mma<0>(scores, keys + block * (kBlockBytes >> 4) + 2 * k,
-                                queries + block * (kRows * 128 >> 4) + 2 * k, (u | block | k) != 0);
+                for (int block = 0; block < kUnitBlocks; ++block) {
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        ptx::mma<0>(scores, keys + block * (kBlockBytes >> 4) + 2 * k,
+                                    queries + block * (kRows * 128 >> 4) + 2 * k, (u | block | k) != 0);
+                    }
                 }
             }
         }
         ptx::mma_commit();
         ptx::mma_wait<0>();
+        if constexpr (kFp8) ptx::mma_settle(scores);
     }
 
     // Row r of the tile sees the request's tokens up to its own.
@@ -185,6 +197,10 @@ class Consumer {
         return true;
     }
 
+    __device__ static uint32_t pack(float low, float high) {
+        return kFp8 ? ptx::pack_fp16(low, high) : ptx::pack_bf16(low, high);
+    }
+
     // P^T as a K-major operand: row = query row, 64 tokens of 2 bytes, 128-byte swizzle.
     __device__ void store_probabilities(const float (&scores)[kFragment], float (&sums)[kColumns], int buffer) {
         uint32_t packed[kFragment / 2];
@@ -198,8 +214,8 @@ class Consumer {
             }
             sums[2 * j] = value[0] + value[2];
             sums[2 * j + 1] = value[1] + value[3];
-            packed[2 * j] = ptx::pack_bf16(value[0], value[1]);
-            packed[2 * j + 1] = ptx::pack_bf16(value[2], value[3]);
+            packed[2 * j] = pack(value[0], value[1]);
+            packed[2 * j + 1] = pack(value[2], value[3]);
         }
         const int lane = threadIdx.x & 31, r = lane & 7, matrix = lane >> 3;
         const int chunk = warp_ * 2 + (matrix & 1);
@@ -215,7 +231,7 @@ class Consumer {
     // Rows past the end of the sequence may hold anything, NaN included, and 0 x NaN would reach O.
     __device__ void clear_values(int valid, int unit) {
 #pragma unroll 1
-        for (int block = 0; block < kLatentBlocks; ++block) {
+        for (int block = 0; block < kLatent / kBlockDims; ++block) {
             const uint32_t base = shared_.unit(unit + block / kUnitBlocks) + (block % kUnitBlocks) * kBlockBytes;
 #pragma unroll 1
             for (int at = valid * 128 + thread_ * 16; at < kBlockBytes; at += 128 * 16) ptx::store_zeros(base + at);
@@ -224,6 +240,15 @@ class Consumer {
 
     __device__ void multiply_values(int unit, int buffer) {
         const uint64_t probs = ptx::operand_descriptor(shared_.probs(group_ * 2 + buffer));
+        if constexpr (kFp8) {
+            multiply_converted(unit, probs);
+        } else {
+            multiply_shared(unit, probs);
+        }
+    }
+
+    // V^T lies in shared memory as the tensor core wants it.
+    __device__ void multiply_shared(int unit, uint64_t probs) {
         ptx::mma_fence();
 #pragma unroll
         for (int m = 0; m < kLatentBlocks; ++m) {
@@ -239,6 +264,41 @@ class Consumer {
         release(unit + 1);
         ptx::mma_wait<0>();
         release(unit + 2);
+    }
+
+    // 8-bit operands must have their products' dimension contiguous, and V^T has not. So V^T goes through registers, as
+    // fp16, which holds every e4m3 value: a transposing load brings pairs of dims of two tokens, and rows g and g + 8
+    // of the operand are the two dims of a pair.
+    __device__ void multiply_converted(int unit, uint64_t probs) {
+#pragma unroll
+        for (int m = 0; m < kLatentBlocks; ++m) {
+            uint32_t values[4][4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t raw[4];
+                ptx::load_transposed(value_address(unit, m, half), raw);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    ptx::unpack_pairs(raw[i], values[2 * half + i / 2][i % 2 * 2],
+                                      values[2 * half + i / 2][i % 2 * 2 + 1]);
+            }
+            if (m == kLatentBlocks - 1) {
+                __syncwarp();
+                release(unit);
+            }
+            ptx::mma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) ptx::mma_fp16(out_[m], values[k], probs + 2 * k);
+            ptx::mma_commit();
+            if (m > 0) ptx::mma_wait<1>();
+        }
+        ptx::mma_wait<0>();
+    }
+
+    // Where this lane's row of 16 dims begins: token 32 half + lane, this warp's dims of a 64-dim block of V.
+    __device__ uint32_t value_address(int unit, int m, int half) const {
+        const int token = 32 * half + (threadIdx.x & 31), chunk = (m & 1) * 4 + warp_;
+        return shared_.unit(unit) + m / 2 * kBlockBytes + token * kRowBytes + ((chunk ^ (token & 7)) << 4);
     }
 
     __device__ void release(int unit) {
@@ -301,7 +361,7 @@ class Consumer {
             const float total = (own.x + own.y + own.z + own.w) * own_scale +
                                 (other.x + other.y + other.z + other.w) * ptx::exp2_fast(other_max - base);
             lse[i] = total > 0.0f ? top + ptx::log2_fast(total) : -INFINITY;
-            factor[i] = total > 0.0f ? __fdividef(own_scale, total) : 0.0f;
+            factor[i] = total > 0.0f ? __fdividef(own_scale, total) * out_scale_ : 0.0f;
         }
     }
 
@@ -351,12 +411,12 @@ class Consumer {
         for (int i = 0; i < kColumns; ++i) {
             const RowTarget<kRows> target(p_, place_, query, map_, column(i));
             if (!target.exists) continue;
-            __nv_bfloat16* out = target.out + warp_ * 16 + g_;
+            __nv_bfloat16* out = target.out + warp_ * 16 + g_ * (kFp8 ? 2 : 1);
             const int low = 4 * (i / 2) + (i & 1);
 #pragma unroll
             for (int m = kMine; m < kMine + kLatentBlocks / 2; ++m) {
                 out[m * 64] = __float2bfloat16(out_[m][low]);
-                out[m * 64 + 8] = __float2bfloat16(out_[m][low + 2]);
+                out[m * 64 + FragmentIndex<kRows>::kDimStep] = __float2bfloat16(out_[m][low + 2]);
             }
             if (kMine == 0 && g_ == 0 && warp_ == 0) *target.lse = lse[i] * kLn2;
         }
@@ -389,6 +449,7 @@ class Consumer {
     float* state_;    // [warpgroup][row]
     int group_, thread_, warp_, g_, c_;
     float scale_;  // softmax scale in base 2
+    float out_scale_;
     float out_[kLatentBlocks][kFragment];
     float max_[kColumns], sum_[kColumns];
     int seq_len_ = 0, parity_ = 0;

@@ -10,15 +10,24 @@ constexpr int kLatent = 512;
 constexpr int kRope = 64;
 constexpr int kHeadDim = kLatent + kRope;
 constexpr int kTileTokens = 64;
-constexpr int kBlockDims = 64;                             // one 128-byte swizzled row
-constexpr int kDimBlocks = kHeadDim / kBlockDims;          // 9: eight latent, one rope
-constexpr int kBlockBytes = kTileTokens * kBlockDims * 2;  // 64 tokens x 64 dims
-constexpr int kUnitBlocks = 3;                             // dim blocks per ring unit
-constexpr int kTileUnits = kDimBlocks / kUnitBlocks;       // ring units per tile
-constexpr int kUnitBytes = kUnitBlocks * kBlockBytes;      // 24 KiB
-constexpr int kSharedLimit = 232448;                       // dynamic shared memory of one block on sm_90
-constexpr int kConsumerThreads = 256;                      // two warpgroups
-constexpr int kThreads = kConsumerThreads + 128;           // and the producer's, of which one warp works
+constexpr int kRowBytes = 128;  // one swizzled row of a dim block
+#ifdef TOKENSPEED_MLA_FP8
+constexpr bool kFp8 = true;
+constexpr int kUnitBlocks = 5;  // dim blocks per ring unit: a tile in one unit; half of the last block is zero
+#else
+constexpr bool kFp8 = false;
+constexpr int kUnitBlocks = 3;
+#endif
+constexpr int kElementBytes = kFp8 ? 1 : 2;
+constexpr int kBlockDims = kRowBytes / kElementBytes;
+constexpr int kDimBlocks =
+    (kHeadDim + kBlockDims - 1) / kBlockDims;  // bf16: eight latent, one rope; FP8: four, and half a one
+constexpr int kBlockBytes = kTileTokens * kRowBytes;
+constexpr int kTileUnits = kDimBlocks / kUnitBlocks;  // ring units per tile
+constexpr int kUnitBytes = kUnitBlocks * kBlockBytes;
+constexpr int kSharedLimit = 232448;              // dynamic shared memory of one block on sm_90
+constexpr int kConsumerThreads = 256;             // two warpgroups
+constexpr int kThreads = kConsumerThreads + 128;  // and the producer's, of which one warp works
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
 // kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
@@ -29,7 +38,7 @@ constexpr int kPairedRowTiles =
 template <int kRows>
 struct Layout {
     static constexpr bool kWide = kRows == 64;
-    static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+    static constexpr int kQueryBytes = kRows * kDimBlocks * kRowBytes;
     static constexpr int kProbBuffers = kWide ? 1 : 4;  // narrow: two for each warpgroup
     static constexpr int kProbBytes = kRows * kTileTokens * 2;
     // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row]; fp32
@@ -43,9 +52,10 @@ struct Layout {
     static constexpr int kReaders = kWide ? 8 : 4;  // warps that read a unit
 
     static constexpr int kQueryOffset = 0;
-    static constexpr int kRingOffset = kQueryBytes;
-    static constexpr int kProbOffset = kRingOffset + kUnits * kUnitBytes;
-    static constexpr int kReduceOffset = kProbOffset + kProbBuffers * kProbBytes;
+    // FP8: probabilities behind the query, for the halves of O meet in both (consumer.cuh)
+    static constexpr int kRingOffset = kQueryBytes + (kFp8 ? kProbBuffers * kProbBytes : 0);
+    static constexpr int kProbOffset = kFp8 ? kQueryBytes : kRingOffset + kUnits * kUnitBytes;
+    static constexpr int kReduceOffset = kQueryBytes + kProbBuffers * kProbBytes + kUnits * kUnitBytes;
     static constexpr int kStateOffset = kReduceOffset + kReduceBytes;
     static constexpr int kRowMapOffset = kStateOffset + kStateBytes;
     static constexpr int kBarrierOffset = kRowMapOffset + kRowMapBytes;
@@ -60,18 +70,20 @@ struct Layout {
 
 // Everything a launch needs; mirrored field by field in abi.py.
 struct DecodeParams {
-    const void* q_nope;                               // [tokens, heads, 512] bf16
-    const void* q_rope;                               // [tokens, heads, 64] bf16
-    const void* kv_cache;                             // [pages, page_tokens, 576] bf16
-    void* out;                                        // [tokens, heads, 512] bf16
-    float* lse;                                       // [tokens, heads] fp32, natural logarithm; -inf for an empty row
-    const int32_t* block_table;                       // [requests, block_table_stride]
-    const int32_t* seq_lens;                          // [requests], the step's new tokens included
-    const int32_t* query_starts;                      // [requests + 1]; null: every request has max_query_tokens
-    const int32_t* plan;                              // written by the plan kernel
-    void* partial_out;                                // [2 * groups, row_tiles, rows * 512] PartialValue
-    float* partial_lse;                               // [2 * groups, row_tiles, rows], base 2
-    int32_t* counters;                                // [requests, row_tiles, 4], zero at first; see SharedRequest
+    const void* q_nope;           // [tokens, heads, 512] bf16
+    const void* q_rope;           // [tokens, heads, 64] bf16
+    const void* kv_cache;         // [pages, page_tokens, 576] bf16
+    void* out;                    // [tokens, heads, 512] bf16
+    float* lse;                   // [tokens, heads] fp32, natural logarithm; -inf for an empty row
+    const int32_t* block_table;   // [requests, block_table_stride]
+    const int32_t* seq_lens;      // [requests], the step's new tokens included
+    const int32_t* query_starts;  // [requests + 1]; null: every request has max_query_tokens
+    const int32_t* plan;          // written by the plan kernel
+    void* partial_out;            // [2 * groups, row_tiles, rows * 512] PartialValue
+    float* partial_lse;           // [2 * groups, row_tiles, rows], base 2
+    int32_t* counters;            // [requests, row_tiles, 4], zero at first; see SharedRequest
+    const float* query_scale;     // FP8 only: factors that queries and latents were divided by
+    const float* kv_scale;
     int64_t q_nope_token_stride, q_nope_head_stride;  // elements
     int64_t q_rope_token_stride, q_rope_head_stride;
     int64_t kv_page_stride, kv_token_stride;

@@ -18,7 +18,7 @@ struct FragmentIndex {
     static constexpr bool kWide = Layout<kRows>::kWide;
     static constexpr int kPieces = kWide ? 2 : 1;
     static constexpr int kTotal = kRows * kLatent / 4 / kPieces;
-    static constexpr int kRowStep = kWide ? 8 : 1, kDimStep = kWide ? 1 : 8, kPieceDims = 8;
+    static constexpr int kRowStep = kWide ? 8 : 1, kDimStep = kWide || kFp8 ? 1 : 8, kPieceDims = 8;
     int row, dim;
 
     // Where the state of a row lies among those of its row tile: a value's two rows next to each other.
@@ -33,7 +33,7 @@ struct FragmentIndex {
             dim = index / 512 % 2 * 256 + index / 32 % 16 * 16 + 2 * c;
         } else {
             row = index / 128 % (kRows / 8) * 8 + 2 * c;
-            dim = index / 128 / (kRows / 8) * 64 + index / 32 % 4 * 16 + g;
+            dim = index / 128 / (kRows / 8) * 64 + index / 32 % 4 * 16 + (kFp8 ? 2 * g : g);
         }
     }
 

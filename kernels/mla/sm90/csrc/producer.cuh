@@ -62,7 +62,7 @@ struct Span {
 template <int kRows>
 __device__ void load_queries(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, Span span,
                              const CUtensorMap* q_nope, const CUtensorMap* q_rope) {
-    const int block_bytes = p.tile_query_tokens * p.tile_heads * kBlockDims * 2;
+    const int block_bytes = p.tile_query_tokens * p.tile_heads * kRowBytes;
     int item = 0;
     for (bool more = span.begin(); more; more = span.next(p), ++item) {
         const QuerySpan query(p, place, span.request);
@@ -70,10 +70,11 @@ __device__ void load_queries(const DecodeParams& p, const SharedMap<kRows>& shar
         if ((threadIdx.x & 31) != 0) continue;
         ptx::barrier_expect(shared.query_full(), kDimBlocks * block_bytes);
 #pragma unroll 1
-        for (int block = 0; block < kDimBlocks - 1; ++block) {
+        for (int block = 0; block < kDimBlocks - !kFp8; ++block) {
             ptx::copy_box(shared.query() + block * kRows * 128, q_nope, shared.query_full(), block * kBlockDims,
                           place.first_head, query.first_token);
         }
+        if (kFp8) continue;
         ptx::copy_box(shared.query() + (kDimBlocks - 1) * kRows * 128, q_rope, shared.query_full(), 0, place.first_head,
                       query.first_token);
     }
@@ -128,8 +129,7 @@ class Producer {
         for (int u = 0; u < kTileUnits; ++u) {
             const int index = unit + u;
             ptx::barrier_wait(shared_.empty(index), shared_.phase(index) ^ 1);
-            if (lane_ == 0)
-                ptx::barrier_expect(shared_.full(index), kUnitBlocks * (count << box_shift_) * kBlockDims * 2);
+            if (lane_ == 0) ptx::barrier_expect(shared_.full(index), kUnitBlocks * (count << box_shift_) * kRowBytes);
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
