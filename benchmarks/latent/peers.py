@@ -60,6 +60,30 @@ class FlashMla:
         return time_us(lambda call: void(launch(inputs.part(call), plan, splits))), out.flatten(0, 1)
 
 
+class FlashMlaFp8:
+    """vLLM's `_flashmla_extension_C`: dense decode from an e4m3 cache with e4m3 queries."""
+
+    name = "FlashMLA, FP8"
+
+    def __init__(self, folder: Path | None) -> None:
+        _load(("vllm._flashmla_extension_C", "_flashmla_extension_C"), folder)
+        self._ops = torch.ops._flashmla_extension_C
+
+    def time_us(self, inputs: Inputs, scale: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Return microseconds and the output on the first part of the KV cache; `scale` is both operands' factor."""
+        cell = inputs.cell
+        q = inputs.q.view(cell.requests, cell.query_tokens, cell.heads, -1)
+        cache = inputs.kv_cache.unsqueeze(-2)
+        plan = self._ops.get_mla_decoding_metadata_dense_fp8(inputs.seq_lens, cell.query_tokens * cell.heads, 1)
+
+        def launch(part: int) -> torch.Tensor:
+            before = (q, cache, LATENT_DIMS, inputs.seq_lens, inputs.block_tables[part], inputs.scale, True)
+            result: torch.Tensor = self._ops.fwd_kvcache_mla_fp8(*before, *plan, scale, scale)[0]
+            return result
+
+        return time_us(lambda call: void(launch(inputs.part(call)))), launch(0).flatten(0, 1)
+
+
 class FlashAttention3:
     """vLLM's `_vllm_fa3_C` with the latent as value and query, the best of its split settings."""
 

@@ -21,17 +21,20 @@ L2_MULTIPLE = 4
 
 
 class Inputs:
-    """Random inputs of a cell: enough KV that `rotations` calls read at least L2_MULTIPLE times the L2 cache."""
+    """Random inputs of a cell: enough KV that `rotations` calls read at least L2_MULTIPLE times the L2 cache.
+
+    Queries have the type of `pool`, from which the KV cache is taken.
+    """
 
     def __init__(self, cell: Cell, page_tokens: int, pool: torch.Tensor) -> None:
         device = pool.device
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        fitting = pool.numel() // (cell.kv_bytes // 2)
-        wanted = math.ceil(L2_MULTIPLE * l2_bytes / cell.kv_bytes) + 1
+        elements = cell.requests * cell.context_tokens * HEAD_DIMS
+        self.kv_bytes = elements * pool.element_size()
+        fitting = pool.numel() // elements
+        wanted = math.ceil(L2_MULTIPLE * l2_bytes / self.kv_bytes) + 1
         if fitting < 2:
-            raise ValueError(
-                f"{cell}: the pool of {pool.numel() * 2} bytes holds {fitting} copies, at least 2 are needed"
-            )
+            raise ValueError(f"{cell}: the pool of {pool.nbytes} bytes holds {fitting} copies, at least 2 are needed")
         self.cell, self.page_tokens = cell, page_tokens
         self.rotations = max(2, min(wanted, fitting, GRAPH_CALLS))
         pages = cell.context_tokens // page_tokens
@@ -42,7 +45,7 @@ class Inputs:
             for i in range(self.rotations)
         ]
         tokens = cell.requests * cell.query_tokens
-        self.q = torch.randn(tokens, cell.heads, HEAD_DIMS, device=device, dtype=torch.bfloat16)
+        self.q = torch.randn(tokens, cell.heads, HEAD_DIMS, device=device).to(pool.dtype)
         self.seq_lens = torch.full((cell.requests,), cell.context_tokens, device=device, dtype=torch.int32)
         self.query_starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32) * cell.query_tokens
         self.scale = HEAD_DIMS**-0.5
@@ -79,7 +82,7 @@ class Sweep:
 
     def time_us(self, inputs: Inputs) -> float:
         """The best over three grid sizes, over the same bytes by the same rotation."""
-        num_bytes = inputs.cell.kv_bytes
+        num_bytes = inputs.kv_bytes
         base = inputs.kv_cache.data_ptr()
         sink = torch.zeros(1, dtype=torch.int32, device=inputs.kv_cache.device)
         return min(time_us(self._reader(inputs, base, num_bytes, sink, blocks)) for blocks in (132, 264, 528))

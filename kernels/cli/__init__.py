@@ -24,7 +24,7 @@ from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError, named_so
 from tokenspeed_plugin.kernels.mla.share import QUERY_TOKENS
 from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
 from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
-from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, decode_shape
+from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, FP8_BENCHMARK_NAMES, decode_shape
 from tokenspeed_plugin.kernels.registry import Objective, Platform, default_registry, signature_text
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 
@@ -191,8 +191,10 @@ def table_of(document: dict[str, object]) -> TuningTable:
     for measured in cells:
         cell = measured["cell"]
         shape = decode_shape(cell["heads"], cell["query_tokens"], 64, cell["requests"], cell["context_tokens"])
-        named = {BENCHMARK_NAMES[n]: float(us) for n, us in measured["times_us"].items() if n in BENCHMARK_NAMES}
-        table.record("mla", "decode", BF16, shape, named)
+        for signature, names in ((BF16, BENCHMARK_NAMES), (FP8, FP8_BENCHMARK_NAMES)):
+            named = {names[n]: float(us) for n, us in measured["times_us"].items() if n in names}
+            if named:
+                table.record("mla", "decode", signature, shape, named)
     return table
 
 

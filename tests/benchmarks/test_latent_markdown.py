@@ -7,19 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.latent.markdown import bar_lines, cell_lines, main
+from benchmarks.latent.markdown import bar_lines, cell_lines, fp8_lines, main
 from tokenspeed_plugin.kernels.autotune import SHIPPED
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 ROW = re.compile(
     r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+)K \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE
 )
+FP8_ROW = re.compile(r"^\| e4m3 \| (\d+) \| (\d+) \| (\d+) \| (\d+)K \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+FP8_FORMATS = "kv=float8_e4m3fn/tensor, q=float8_e4m3fn/tensor"
 DOCUMENT = {
     "cells": [
         {
             "cell": {"heads": 16, "query_tokens": 2, "requests": 4, "context_tokens": 32768},
             "floor_us": 36.04,
-            "times_us": {"ours": 40.0, "FlashMLA": 64.44, "FlashAttention 3": 50.0},
+            "times_us": {
+                "ours": 40.0,
+                "FlashMLA": 64.44,
+                "FlashAttention 3": 50.0,
+                "ours, FP8": 25.0,
+                "FlashMLA, FP8": 30.0,
+            },
         }
     ],
     "bars": [
@@ -31,6 +39,7 @@ DOCUMENT = {
 
 def test_cells_and_bars() -> None:
     assert list(cell_lines(DOCUMENT))[2:] == ["| 16 | 2 | 4 | 32K | 36.0 | 40.0 | 64.4 | 50.0 | - | 1.25 |"]
+    assert list(fp8_lines(DOCUMENT))[2:] == ["| e4m3 | 16 | 2 | 4 | 32K | 25.0 | 30.0 | 40.0 | 1.60 | 1.20 |"]
     assert list(bar_lines(DOCUMENT))[2:] == [
         "| fast | 1.23 | >= 1.3 | not met |",
         "| right | not checked | <= 1 | not met |",
@@ -41,19 +50,28 @@ def test_it_prints_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     source = tmp_path / "mla.json"
     source.write_text(json.dumps(DOCUMENT))
     assert main([str(source)]) == 0
-    assert capsys.readouterr().out.count("\n|") == 6
+    assert capsys.readouterr().out.count("\n|") == 9
     assert main([]) == 2
+
+
+def shape_text(heads: str, queries: str, requests: str, kilotokens: str) -> str:
+    """The numbers of a bucket, as the tuning table spells them."""
+    context = f"context_tokens={int(kilotokens) * 1024}"
+    return f"{context}, heads={heads}, page_tokens=64, query_tokens={queries}, requests={requests}"
 
 
 def test_the_documented_table_is_the_one_that_is_shipped() -> None:
     buckets = json.loads(SHIPPED.read_text())["devices"]["NVIDIA H200"]
-    rows = ROW.findall(DOCS.read_text())
-    assert len(rows) == len(buckets)
+    text = DOCS.read_text()
+    rows = ROW.findall(text)
+    assert len(rows) == sum("kv=bfloat16" in bucket for bucket in buckets)
     for heads, queries, requests, kilotokens, *documented in rows:
-        shape = (
-            f"context_tokens={int(kilotokens) * 1024}, heads={heads}, page_tokens=64, "
-            f"query_tokens={queries}, requests={requests}"
-        )
+        shape = shape_text(heads, queries, requests, kilotokens)
         times = buckets[f"mla.decode(kv=bfloat16, q=bfloat16; {shape})"]
         shipped = [f"{times[solution]:.1f}" for solution in ("cuda_sm90", "flashmla", "flashattn3")]
         assert documented == shipped, shape
+    fp8_rows = FP8_ROW.findall(text)
+    assert len(rows) + len(fp8_rows) == len(buckets)
+    for heads, queries, requests, kilotokens, *documented in fp8_rows:
+        times = buckets[f"mla.decode({FP8_FORMATS}; {shape_text(heads, queries, requests, kilotokens)})"]
+        assert documented == [f"{times[solution]:.1f}" for solution in ("cuda_sm90_fp8", "flashmla")]

@@ -113,7 +113,12 @@ def test_own_measurements_go_over_the_shipped_ones(tmp_path: Path) -> None:
 def test_the_shipped_table_is_in_order() -> None:
     buckets = TuningStore(SHIPPED).load("NVIDIA H200").buckets
     assert len(buckets) >= 80
-    assert all({"cuda_sm90", "flashmla", "flashattn3"} == set(times) for times in buckets.values())
+    allowed = {
+        "kv=bfloat16": {"cuda_sm90", "flashmla", "flashattn3"},
+        "kv=float8_e4m3fn": {"cuda_sm90_fp8", "flashmla"},
+    }
+    for name, times in buckets.items():
+        assert set(times) == next(solutions for cache, solutions in allowed.items() if cache in name), name
     assert json.loads(SHIPPED.read_text())["version"] == 1
 
 

@@ -76,12 +76,14 @@ def test_explain_refuses_by_name(arguments: tuple[str, ...], message: str) -> No
 def test_tune_takes_a_benchmark_in(tmp_path: Path) -> None:
     cell = {"heads": 16, "query_tokens": 1, "requests": 1, "context_tokens": 8192}
     times = {"ours": 30.0, "FlashMLA": 20.0, "FlashAttention 3": 25.0, "read-only sweep": 4.0}
+    times |= {"ours, FP8": 15.0, "FlashMLA, FP8": 18.0}
     source, target = tmp_path / "mla.json", tmp_path / "out.json"
     source.write_text(json.dumps({"gpu": "GPU", "cells": [{"cell": cell, "times_us": times}]}))
     code, output = run("tune", "--benchmark", str(source), "--output", str(target), "--any-version")
-    assert (code, "1 shape buckets of GPU" in output) == (0, True)
-    (measured,) = TuningStore(target).load("GPU").buckets.values()
-    assert measured == {"cuda_sm90": 30.0, "flashmla": 20.0, "flashattn3": 25.0}
+    assert (code, "2 shape buckets of GPU" in output) == (0, True)
+    bf16, fp8 = TuningStore(target).load("GPU").buckets.values()
+    assert bf16 == {"cuda_sm90": 30.0, "flashmla": 20.0, "flashattn3": 25.0}
+    assert fp8 == {"cuda_sm90_fp8": 15.0, "flashmla": 18.0}
 
 
 def test_tune_refuses_what_is_no_benchmark(tmp_path: Path) -> None:
