@@ -14,12 +14,22 @@ from benchmarks.gpu.workload import batch_of_prompts, mixed_prompts
 
 
 def _requests(
-    prompts: list[list[int]], num_output_tokens: int, label: str, forced: list[int] | None = None
+    prompts: list[list[int]],
+    num_output_tokens: int,
+    label: str,
+    forced: list[int] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> list[Any]:
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-    common = {"temperature": 0.0, "max_tokens": num_output_tokens, "ignore_eos": True, "detokenize": False}
+    common = {
+        "temperature": 0.0,
+        "max_tokens": num_output_tokens,
+        "ignore_eos": True,
+        "detokenize": False,
+        "extra_args": extra,
+    }
     return [
         EngineCoreRequest(
             request_id=f"{label}-{index}",
@@ -37,16 +47,21 @@ def _requests(
 
 
 def serve_batch(
-    llm: Any, prompts: list[list[int]], num_output_tokens: int, label: str, forced: list[int] | None = None
+    llm: Any,
+    prompts: list[list[int]],
+    num_output_tokens: int,
+    label: str,
+    forced: list[int] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Serve `prompts` through the engine core's client; no detokenizer and no API in the way.
 
     Returns output tokens/s from the first request sent to the last token received, and the milliseconds between two outputs
     in which every request got a token: the median, and the mean, which a client that falls behind does not distort.
-    With `forced` each request answers with that one token, so that two engines compute the same.
+    With `forced` each request answers with that one token, so that two engines compute the same; `extra` goes to plugins.
     """
     core = llm.llm_engine.engine_core
-    requests = _requests(prompts, num_output_tokens, label, forced)
+    requests = _requests(prompts, num_output_tokens, label, forced, extra)
     num_open, num_tokens = len(requests), 0
     full_batch_times: list[float] = []
     start = time.perf_counter()

@@ -98,6 +98,11 @@ class FlashAttention3:
         return min((self._time_us(inputs, splits) for splits in FA3_SPLITS), key=lambda timed: timed[0])
 
     def _time_us(self, inputs: Inputs, splits: int) -> tuple[float, torch.Tensor]:
+        launch = self.prepared(inputs, splits)
+        return time_us(lambda call: void(launch(inputs.part(call)))), launch(0)
+
+    def prepared(self, inputs: Inputs, splits: int) -> Callable[[int], torch.Tensor]:
+        """Plan for a number of splits; what is returned decodes a part of the KV cache."""
         cell = inputs.cell
         plan = self._ops.get_scheduler_metadata(
             cell.requests,
@@ -131,7 +136,7 @@ class FlashAttention3:
             result: torch.Tensor = self._ops.fwd(*before, *lengths, *(None,) * 8, *after)[0]
             return result
 
-        return time_us(lambda call: void(launch(inputs.part(call)))), launch(0)
+        return launch
 
 
 class TritonMla:

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.report import Bar, MissingFigureError
+from benchmarks.served.systems import CONTROL, LONG, STOCK, SYSTEMS, draft_tokens, drafting
 
-CONTROL = "stock-flashmla"
-"""Stock with another of vLLM's own kernels: how far its answers lie from stock's is what rounding does to this model."""
 LARGEST_RATIO = 1.01
 LARGEST_RATIO_ALONE = 0.92
 LEAST_SHARE_OF_PREDICTION = 0.8
@@ -19,6 +18,8 @@ SMALLEST_PREDICTION = 0.01
 NOISE_LOGPROB = 0.125
 """Two logits between 8 and 16, each off by one step of bfloat16 (1/16): sums in another order may move them so far."""
 LARGEST_ERROR_RATIO = 1.5
+LARGEST_FALL = 1.16
+KV_TOKEN_BYTES = 1152
 
 
 def engine_bars(figures: dict[str, Any]) -> list[Bar]:
@@ -46,12 +47,71 @@ def engine_bars(figures: dict[str, Any]) -> list[Bar]:
         for n in counts
         if _is_judged(figures, n)
     ]
-    return bars + [bar for kind in ("tokens", "long_tokens") for bar in _token_bars(figures, kind)]
+    bars += [bar for kind in ("tokens", "long_tokens") for bar in _token_bars(figures, kind, SYSTEMS, CONTROL)]
+    for drafts in figures.get("drafts", ()):
+        bars += _draft_bars(figures, drafts)
+    return bars + (_long_bars(figures) if figures.get("contexts") else [])
 
 
-def _token_bars(figures: dict[str, Any], kind: str) -> list[Bar]:
-    """Where answers part, and how far apart they were before; another kernel of vLLM's own is the measure where it ran."""
-    control = figures.get(kind, {}).get(CONTROL)
+def _draft_bars(figures: dict[str, Any], drafts: int) -> list[Bar]:
+    """With drafts no step may be slower either, and answers part no further than vLLM's own with and without drafts."""
+    pair, words = drafting(drafts), f"{drafts} draft{'s' if drafts > 1 else ''}"
+    claim = "{}, {}: time of the decode graph, ours over stock"
+    return [
+        *(
+            Bar(claim.format(words, _of(n)), "<=", LARGEST_RATIO, partial(_ratio, figures, n, pair))
+            for n in figures["draft_sessions"]
+        ),
+        *_token_bars(figures, draft_tokens(drafts), pair, STOCK),
+    ]
+
+
+def _long_bars(figures: dict[str, Any]) -> list[Bar]:
+    """One context that grows: no step slower than stock's, and what it costs more is hardly more than reading the KV that came."""
+    contexts = sorted(figures["contexts"])
+    ends = f"context of {contexts[0] // 1024}K to {contexts[-1] // 1024}K"
+    return [
+        *(
+            Bar(
+                f"context of {tokens // 1024}K: time of the decode graph, ours over stock",
+                "<=",
+                LARGEST_RATIO,
+                partial(_ratio, figures, tokens, LONG),
+            )
+            for tokens in contexts
+        ),
+        Bar(
+            f"{ends}: fall of decode throughput over what the floor says",
+            "<=",
+            LARGEST_FALL,
+            partial(_fall, figures, "step_ms"),
+        ),
+        Bar(
+            f"{ends}: growth of the decode graph over what the floor says",
+            "<=",
+            LARGEST_FALL,
+            partial(_fall, figures, "graph_ms"),
+        ),
+    ]
+
+
+def _fall(figures: dict[str, Any], key: str) -> float:
+    """How many times longer the longest context takes than the shortest, over the same for a step that only reads the new KV."""
+    shortest, longest = min(figures["contexts"]), max(figures["contexts"])
+    first_ms, last_ms = (_decoded_ms(figures, LONG[1], tokens, key) for tokens in (shortest, longest))
+    floor_ms = first_ms + figures["layers"] * (longest - shortest) * KV_TOKEN_BYTES / _bytes_per_s(figures) * 1e3
+    return (last_ms / first_ms) / (floor_ms / first_ms)
+
+
+def _bytes_per_s(figures: dict[str, Any]) -> float:
+    for kernels in figures.get("kernels_us", {}).values():
+        return float(kernels["bytes_per_s"])
+    raise MissingFigureError(f"bandwidth was not measured: {figures.get('kernels_error', 'left out')}")
+
+
+def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], control_system: str) -> list[Bar]:
+    """Where answers part, and how far apart they were before; what vLLM's own do so is the measure where it ran."""
+    control = figures.get(kind, {}).get(control_system)
     words = kind.replace("_", " ")
     parted = map(_margin, control["mismatches"]) if control else ()
     noise = max([NOISE_LOGPROB, *(margin for margin in parted if math.isfinite(margin))])
@@ -60,24 +120,25 @@ def _token_bars(figures: dict[str, Any], kind: str) -> list[Bar]:
             f"{words}: log-probability between stock's and ours where answers part",
             "<=",
             noise,
-            lambda: max(map(_margin, _compared(figures, kind)["mismatches"]), default=0.0),
+            lambda: max(map(_margin, _compared(figures, kind, systems)["mismatches"]), default=0.0),
         )
     ]
-    if control:
+    if control and control_system == CONTROL:
         claim = f"{words}: mean error of log-probabilities against stock, ours over FlashMLA's"
         bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, partial(_error_ratio, figures, kind)))
     return bars
 
 
 def _error_ratio(figures: dict[str, Any], kind: str) -> float:
-    ours, control = _compared(figures, kind)["error"]["mean"], figures[kind][CONTROL]["error"]["mean"]
+    ours, control = _compared(figures, kind, SYSTEMS)["error"]["mean"], figures[kind][CONTROL]["error"]["mean"]
     return float(ours / control) if control > 0 else (0.0 if ours == 0 else math.inf)
 
 
-def _compared(figures: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] | None = figures.get(kind, {}).get("ours")
+def _compared(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] | None = figures.get(kind, {}).get(systems[1])
     if found is None:
-        reasons = [why for system in ("stock", "ours") if (why := _engine(figures, system).get(f"{kind}_error"))]
+        command = kind.partition("_drafts")[0]
+        reasons = [why for system in systems if (why := _engine(figures, system).get(f"{command}_error"))]
         raise MissingFigureError("; ".join(reasons) or "the answers were not compared")
     if found["constant_answers"] * 2 > found["requests"]:
         raise MissingFigureError("most answers repeat one token: equality proves nothing")
@@ -106,15 +167,20 @@ def _engine(figures: dict[str, Any], system: str) -> dict[str, Any]:
     return found
 
 
-def _graph_ms(figures: dict[str, Any], system: str, count: int) -> float:
-    found = _engine(figures, system).get("decode", {}).get(str(count), {})
-    if "graph_ms" not in found:
-        raise MissingFigureError(f"{system} replayed no decode graph of {count} requests")
-    return float(found["graph_ms"])
+def _graph_ms(figures: dict[str, Any], system: str, cell: int) -> float:
+    return _decoded_ms(figures, system, cell, "graph_ms")
 
 
-def _ratio(figures: dict[str, Any], count: int) -> float:
-    return _graph_ms(figures, "ours", count) / _graph_ms(figures, "stock", count)
+def _decoded_ms(figures: dict[str, Any], system: str, cell: int, key: str) -> float:
+    found = _engine(figures, system).get("decode", {}).get(str(cell), {})
+    if key not in found:
+        what = f"a context of {cell} tokens" if system in LONG else f"{cell} requests"
+        raise MissingFigureError(f"{system} replayed no decode graph of {what}")
+    return float(found[key])
+
+
+def _ratio(figures: dict[str, Any], cell: int, systems: tuple[str, str] = SYSTEMS) -> float:
+    return _graph_ms(figures, systems[1], cell) / _graph_ms(figures, systems[0], cell)
 
 
 def _is_judged(figures: dict[str, Any], count: int) -> bool:

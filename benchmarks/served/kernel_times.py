@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 from benchmarks.control.fleet import import_folder, worker_environment
 
@@ -22,7 +23,7 @@ class KernelTimesError(RuntimeError):
     """The library could not be built or the kernels not timed; the message carries the end of the output."""
 
 
-def in_own_process(context_tokens: int, counts: list[int], timeout_s: float = 240.0) -> dict[str, dict[str, float]]:
+def in_own_process(context_tokens: int, counts: list[int], timeout_s: float = 240.0) -> dict[str, dict[str, Any]]:
     """Build the library and time the kernels, away from this process's path and GPU.
 
     Raises:
@@ -43,14 +44,15 @@ def in_own_process(context_tokens: int, counts: list[int], timeout_s: float = 24
         raise KernelTimesError(f"longer than {timeout_s:.0f} s") from error
     if done.returncode != 0:
         raise KernelTimesError(" | ".join(done.stderr.splitlines()[-3:]))
-    times: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    times: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return times
 
 
-def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[str, float]]:
+def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[str, Any]]:
     """By number of sessions: ours, and FlashAttention 3 at its best splits, as `benchmarks.mla` measures them.
 
-    There the pages of a session lie anywhere; in an engine that has just started they lie in order, so both are also timed so.
+    There the pages of a session lie anywhere; in an engine that has just started they lie in order, so both are also timed so,
+    and between the kernels of a layer (`benchmarks.served.in_layer`).
 
     Raises:
         KernelTimesError: FlashAttention 3 does not run here.
@@ -58,6 +60,7 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     from benchmarks.latent.cells import Cell
     from benchmarks.latent.timing import Inputs
     from benchmarks.mla import PAGE_TOKENS, Bench, time_ours
+    from benchmarks.served.in_layer import SERVED_PAGE_TOKENS, in_layer_us, in_order
 
     bench = Bench(None, 3 * max(counts) * context_tokens * _TOKEN_BYTES)
     if "FlashAttention 3" in bench.absent:
@@ -67,8 +70,7 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     for count in counts:
         cell = Cell(HEADS, 1, count, context_tokens)
         measured = bench.run(cell)
-        inputs = Inputs(cell, PAGE_TOKENS, bench.pool)
-        inputs.block_tables = [table.flatten().sort().values.view_as(table) for table in inputs.block_tables]
+        inputs, served = (in_order(Inputs(cell, tokens, bench.pool)) for tokens in (PAGE_TOKENS, SERVED_PAGE_TOKENS))
         found[str(count)] = {
             "ours_in_order": time_ours(inputs)[0],
             "flashattn3_in_order": bench.peers[0].time_us(inputs)[0],
@@ -76,6 +78,8 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
             "flashattn3": measured.times_us["FlashAttention 3"],
             "plan": measured.plan_us,
             "difference": measured.difference,
+            "bytes_per_s": bench.bytes_per_s,
+            "in_layer": in_layer_us(inputs, served, bench.peers[0]),
         }
     return found
 

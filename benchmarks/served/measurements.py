@@ -11,16 +11,19 @@ from benchmarks.gpu.measurements import greedy_answers, serve_batch
 from benchmarks.gpu.workload import random_prompt
 
 _STREAM = 1_500_000
+HELD = "held_prefix"
+"""What a request carries whose prompt `benchmarks.served.held_prefix` shall hold."""
 
 
 @cache
 def session(index: int, context_tokens: int) -> list[int]:
-    """The history of one session; every engine gets the same."""
+    """The history of one session; every engine gets the same, and a shorter one is the beginning of a longer one."""
     return random_prompt(_STREAM + index, context_tokens)
 
 
 def _sessions(request: dict[str, Any]) -> list[list[int]]:
-    return [session(index, request["context_tokens"]) for index in range(request["num_sessions"])]
+    context_tokens = request["context_tokens"]
+    return [session(index, context_tokens) for index in range(request["num_sessions"])]
 
 
 def fill_sessions(llm: Any, request: dict[str, Any]) -> dict[str, float]:
@@ -32,18 +35,34 @@ def decode_sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Decode some tokens of the first sessions: milliseconds of a step, and of its graph on the GPU.
 
     Each session answers with one token of its own over and over: tokens that part would wake other experts, and how many
-    experts a step reads moves its time by more than an attention kernel does.
+    experts a step reads moves its time by more than an attention kernel does. With `drafts` the same token is what an n-gram
+    drafter proposes, so that every draft is taken. With `held` the connector holds the histories.
     Steps are those in which every session gets a token. The graph is the model's forward pass; planning, sampling and gaps
     between steps lie outside of it.
     """
-    prompts = _sessions(request)
+    prompts, drafts = _sessions(request), request.get("drafts", 0)
     timed = all(llm.collective_rpc("start_timing_graphs"))
-    forced = [prompt[0] for prompt in prompts]
-    served = serve_batch(llm, prompts, request["output_tokens"], f"decode{request['round']}n{len(prompts)}", forced)
+    label = f"decode{request['round']}n{len(prompts)}l{request['context_tokens']}"
+    served = _serve(llm, prompts, request, label)
     found: dict[str, Any] = {"step_ms": served["step_mean_ms"]}
-    replays = [ms for tokens, ms in llm.collective_rpc("take_graph_times")[0] if tokens == len(prompts)]
+    step_tokens = len(prompts) * (1 + drafts)
+    replays = [ms for tokens, ms in llm.collective_rpc("take_graph_times")[0] if tokens == step_tokens]
     if timed and replays:
         found |= {"graph_ms": statistics.median(replays), "num_replays": len(replays)}
+    return found
+
+
+def _serve(llm: Any, prompts: list[list[int]], request: dict[str, Any], label: str) -> dict[str, float]:
+    tokens = request["output_tokens"] * (1 + request.get("drafts", 0))
+    extra = {"kv_transfer_params": {HELD: True}} if request.get("held") else None
+    return serve_batch(llm, prompts, tokens, label, [prompt[0] for prompt in prompts], extra)
+
+
+def graph_kernels(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """See `Timed.replay_decode_graph`: the graph of a decode step of the first sessions, replayed by itself."""
+    prompts = _sessions(request)
+    _serve(llm, prompts, request, f"kernels{request['round']}n{len(prompts)}l{request['context_tokens']}")
+    found: dict[str, Any] = llm.collective_rpc("replay_decode_graph", args=(len(prompts), request["replays"]))[0]
     return found
 
 
@@ -55,13 +74,15 @@ def session_tokens(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 def who_decodes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """See `Timed.who_decodes`, of the first worker."""
-    found: dict[str, Any] = llm.collective_rpc("who_decodes", args=(tuple(request["counts"]),))[0]
+    arguments = (tuple(request["counts"]), 1 + request.get("drafts", 0))
+    found: dict[str, Any] = llm.collective_rpc("who_decodes", args=arguments)[0]
     return found
 
 
 COMMANDS = {
     "fill_sessions": fill_sessions,
     "decode_sessions": decode_sessions,
+    "graph_kernels": graph_kernels,
     "session_tokens": session_tokens,
     "who_decodes": who_decodes,
 }

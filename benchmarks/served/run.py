@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock and ours side by side on one GPU: started together, measured in turns, rep by rep."""
+"""All engines of a run side by side on one GPU: started together, measured in turns, rep by rep."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.comparison import compare_tokens
-from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
-from benchmarks.served.bars import CONTROL
+from benchmarks.served.answers import compared_answers
 from benchmarks.served.kernel_times import KernelTimesError, in_own_process
+from benchmarks.served.systems import (
+    CONTROL,
+    LONG,
+    MIXED_PROMPT_TOKENS,
+    SYSTEMS,
+    draft_tokens,
+    drafting,
+    entry,
+    systems,
+)
+from benchmarks.served.turns import Cell, in_turns
 
-SYSTEMS = ("stock", "ours")
-KV_TOKEN_BYTES_PER_LAYER = 1152
-MIXED_PROMPT_TOKENS = 512
 NUM_BEST = 20
 """Log-probabilities at every position: as many as vLLM gives by default."""
 _IDLE_S = 1.3
 """After a second without work an engine's processes stop spinning; then they take no core from the one that is measured."""
+_TRACED_TOKENS, _TRACED_REPLAYS = 8, 20
 
 
 class Run:
@@ -33,125 +39,160 @@ class Run:
         self.figures: dict[str, Any] = {
             "sessions": options.sessions,
             "context_tokens": options.context_tokens,
+            "drafts": options.drafts,
+            "draft_sessions": options.draft_sessions,
+            "contexts": options.contexts,
             "layers": layers,
             "kernels": options.kernels,
-            "engines": {system: {} for system in self._systems(options)},
+            "engines": {system: {} for system in systems(options)},
         }
         self._options, self._model_folder, self._layers = options, model_folder, layers
         self._deadline = time.monotonic() + options.seconds
+        self._known: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def measure(self, folder: Path, write: Callable[[], None]) -> None:
         """Run all parts; `write` is called after each."""
         failures: dict[str, str] = {}
-        entries = [self._entry(system) for system in self.figures["engines"]]
+        entries = [entry(name, self._options, self._model_folder, self._layers) for name in self.figures["engines"]]
         environment = {"VLLM_BATCH_INVARIANT": "0"}
         with engines(entries, folder, self._options.startup_seconds, environment, failures=failures) as running:
             for system, reason in failures.items():
                 self.figures["engines"][system]["error"] = reason
             self._note(f"engines stand: {', '.join(running) or 'none'}; failed: {failures or 'none'}")
             self._ask(running, lambda engine: {"engine": engine.description})
-            self._ask(running, lambda engine: {"who": engine.run("who_decodes", counts=self._options.sessions)})
-            write()
-            timed = {system: running[system] for system in SYSTEMS if system in running}
-            self._ask(timed, self._fill)
-            self._times(timed)
-            write()
-            self._tokens(running)
-            write()
-            if not self._options.no_kernel_times and self._options.device == "cuda":
-                self._kernel_times()
+            self._ask(running, self._who)
+            for part in self._parts():
                 write()
+                if time.monotonic() > self._deadline:
+                    self._note(f"out of time: {part.__name__} and what follows is left out")
+                    break
+                part(running)
+            write()
 
-    @staticmethod
-    def _systems(options: argparse.Namespace) -> tuple[str, ...]:
-        return SYSTEMS if options.no_control else (*SYSTEMS, CONTROL)
+    def _parts(self) -> list[Callable[[dict[str, EngineProcess]], None]]:
+        alone = not self._options.no_kernel_times and self._options.device == "cuda"
+        timed = [self._times, self._draft_times, self._long_times, *([self._kernel_times] if alone else [])]
+        return [*timed, self._traces, self._tokens, self._draft_tokens]
 
-    def _entry(self, system: str) -> EngineOptions:
-        options = self._options
-        longest = max(options.context_tokens, MIXED_PROMPT_TOKENS)
-        longest += max(options.output_tokens, options.token_outputs) + 64
-        tokens = max(options.sessions) * (longest + 128) + 640 * options.token_requests
-        ours = {"tokenspeed": {"kernels": options.kernels}}
-        return EngineOptions(
-            system,
-            str(self._model_folder),
-            tokens * KV_TOKEN_BYTES_PER_LAYER * self._layers + (1 << 28),
-            options.device,
-            max_requests=max(16, *options.sessions),
-            max_model_tokens=longest,
-            llm_settings={
-                "scheduler_cls": None,  # vLLM's own in both, so that nothing else differs
-                "gpu_memory_utilization": 0.05,
-                "worker_extension_cls": "benchmarks.served.worker.Timed",
-                "additional_config": ours if system == "ours" else {},
-                **({"attention_backend": "FLASHMLA"} if system == CONTROL else {}),
-            },
+    def _who(self, engine: EngineProcess) -> dict[str, Any]:
+        drafts = next((drafts for drafts in self._options.drafts if engine.options.system in drafting(drafts)), 0)
+        counts = self._options.draft_sessions if drafts else self._options.sessions
+        return {"who": engine.run("who_decodes", counts=counts, drafts=drafts)}
+
+    def _times(self, running: dict[str, EngineProcess]) -> None:
+        """All session counts of both engines in turns."""
+        counts = self._options.sessions
+        self._fill(running, SYSTEMS, max(counts))
+        self._turns(running, SYSTEMS, "decode", [Cell(str(n), self._sessions(n)) for n in counts])
+
+    def _draft_times(self, running: dict[str, EngineProcess]) -> None:
+        """The same with drafts, all of which are taken."""
+        counts = self._options.draft_sessions
+        for drafts in self._options.drafts:
+            self._fill(running, drafting(drafts), max(counts))
+            cells = [Cell(str(n), {**self._sessions(n), "drafts": drafts}) for n in counts]
+            self._turns(running, drafting(drafts), "decode", cells)
+
+    def _long_times(self, running: dict[str, EngineProcess]) -> None:
+        """One session whose context grows; each context is the beginning of the next."""
+        whole = {"num_sessions": 1, "held": True}
+        cells = [Cell(str(tokens), {**whole, "context_tokens": tokens}) for tokens in self._options.contexts]
+        self._turns(running, LONG, "decode", cells)
+
+    def _turns(
+        self, running: dict[str, EngineProcess], names: Sequence[str], result: str, cells: Sequence[Cell]
+    ) -> None:
+        chosen = {name: running[name] for name in names if name in running}
+        if not chosen or not cells:
+            return
+        idle_s = _IDLE_S if self._options.device == "cuda" else 0.0
+        measured = in_turns(
+            chosen, cells, self._options.reps, self._options.output_tokens, idle_s=idle_s, deadline=self._deadline
         )
+        for name, found in measured.items():
+            self.figures["engines"][name] |= {result: found.by_cell} if found.by_cell else {}
+            if found.error:
+                self._lost(running, name, found.error)
+            self._note(f"{name}: {_short(found.by_cell)}")
 
-    def _fill(self, engine: EngineProcess) -> dict[str, Any]:
-        return {"fill_s": engine.run("fill_sessions", **self._sessions(max(self._options.sessions)))["elapsed_s"]}
+    def _fill(self, running: dict[str, EngineProcess], names: Sequence[str], count: int) -> None:
+        def filled(engine: EngineProcess) -> dict[str, Any]:
+            return {"fill_s": engine.run("fill_sessions", **self._sessions(count))["elapsed_s"]}
+
+        self._ask(running, filled, names)
+
+    def _traces(self, running: dict[str, EngineProcess]) -> None:
+        """The kernels of the decode graph; last of what is timed, because a tracer may stay attached."""
+        if self._options.no_traces:
+            return
+        for count in self._options.sessions:
+            request = {**self._sessions(count), "output_tokens": _TRACED_TOKENS, "replays": _TRACED_REPLAYS}
+
+            def traced(engine: EngineProcess, count: int = count, request: dict[str, Any] = request) -> dict[str, Any]:
+                found = engine.run("graph_kernels", round=count, **request)
+                known: dict[str, Any] = self.figures["engines"][engine.options.system].get("graphs", {})
+                return {"graphs": {**known, str(count): found}}
+
+            self._ask(running, traced, SYSTEMS)
 
     def _sessions(self, count: int) -> dict[str, int]:
         return {"num_sessions": count, "context_tokens": self._options.context_tokens}
 
-    def _ask(self, running: dict[str, EngineProcess], measure: Callable[[EngineProcess], dict[str, Any]]) -> None:
-        for system in list(running):
+    def _ask(
+        self,
+        running: dict[str, EngineProcess],
+        measure: Callable[[EngineProcess], dict[str, Any]],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        for system in [name for name in running if names is None or name in names]:
             try:
                 self.figures["engines"][system] |= measure(running[system])
             except EngineFailedError as error:
-                self.figures["engines"][system]["error"] = str(error)
-                del running[system]
+                self._lost(running, system, str(error))
             self._note(f"{system}: {_short(self.figures['engines'][system])}")
 
-    def _times(self, running: dict[str, EngineProcess]) -> None:
-        """All session counts of both engines in turns; the order turns round with each rep, and the first rep only warms up."""
-        reps: dict[str, dict[str, list[dict[str, float]]]] = {system: {} for system in running}
-        for rep in range(self._options.reps + 1):
-            for system in list(running) if rep % 2 else list(reversed(running)):
-                if self._options.device == "cuda":
-                    time.sleep(_IDLE_S)
-                for count in self._options.sessions:
-                    try:
-                        found = running[system].run(
-                            "decode_sessions",
-                            round=rep,
-                            output_tokens=self._options.output_tokens,
-                            **self._sessions(count),
-                        )
-                    except EngineFailedError as error:
-                        self.figures["engines"][system]["error"] = str(error)
-                        del running[system]
-                        break
-                    if rep:
-                        reps[system].setdefault(str(count), []).append(found)
-            if time.monotonic() > self._deadline:
-                self._note(f"stopped after {rep} of {self._options.reps} reps: out of time")
-                break
-        for system, by_count in reps.items():
-            self.figures["engines"][system]["decode"] = {count: _summary(found) for count, found in by_count.items()}
+    def _lost(self, running: dict[str, EngineProcess], system: str, reason: str) -> None:
+        self.figures["engines"][system]["error"] = reason
+        running.pop(system, None)
 
     def _tokens(self, running: dict[str, EngineProcess]) -> None:
-        options = self._options
-        requests = {
-            "tokens": {"num_requests": options.token_requests, "max_prompt_tokens": MIXED_PROMPT_TOKENS},
-            "session_tokens": self._sessions(min(4, max(options.sessions))),
-        }
-        for command, result in (("tokens", "tokens"), ("session_tokens", "long_tokens")):
-            answers: dict[str, list[dict[str, Any]]] = {}
-            for system, engine in running.items():
-                try:
-                    found = engine.run(
-                        command, output_tokens=options.token_outputs, num_best=NUM_BEST, **requests[command]
-                    )
-                    answers[system] = found["answers"]
-                except EngineFailedError as error:
-                    self.figures["engines"][system][f"{result}_error"] = str(error)
-            stock = answers.pop("stock", None)
-            for system, own in answers.items() if stock is not None else ():
-                compared = compare_tokens(stock, own) | {"error": logprob_error(stock, own)}
-                self.figures.setdefault(result, {})[system] = compared
+        for kind in ("tokens", "long_tokens"):
+            self._compare(kind, "stock", self._answers(running, ("stock", "ours", CONTROL), kind))
 
-    def _kernel_times(self) -> None:
+    def _draft_tokens(self, running: dict[str, EngineProcess]) -> None:
+        """With drafts, of which random weights take few: what was drafted and not taken must leave no trace.
+
+        How far vLLM's own answers with and without drafts lie apart stands beside it.
+        """
+        for drafts in self._options.drafts:
+            answers = self._answers(running, (*drafting(drafts), "stock"), "tokens")
+            self._compare(draft_tokens(drafts), drafting(drafts)[0], answers)
+
+    def _answers(
+        self, running: dict[str, EngineProcess], names: Sequence[str], kind: str
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The answers of each engine; one that was asked already is not asked again."""
+        options = self._options
+        request: dict[str, Any] = {"output_tokens": options.token_outputs, "num_best": NUM_BEST}
+        if kind == "tokens":
+            request |= {"num_requests": options.token_requests, "max_prompt_tokens": MIXED_PROMPT_TOKENS}
+        else:
+            request |= self._sessions(min(4, max(options.sessions)))
+        command = {"tokens": "tokens", "long_tokens": "session_tokens"}[kind]
+        for name in names:
+            if name in running and (name, kind) not in self._known:
+                try:
+                    self._known[name, kind] = running[name].run(command, **request)["answers"]
+                except EngineFailedError as error:
+                    self.figures["engines"][name][f"{kind}_error"] = str(error)
+        return {name: self._known[name, kind] for name in names if (name, kind) in self._known}
+
+    def _compare(self, result: str, stock: str, answers: dict[str, list[dict[str, Any]]]) -> None:
+        own = answers.pop(stock, None)
+        if own is not None:
+            self.figures[result] = {name: compared_answers(own, other) for name, other in answers.items()}
+
+    def _kernel_times(self, _: dict[str, EngineProcess]) -> None:
         try:
             self.figures["kernels_us"] = in_own_process(self._options.context_tokens, self._options.sessions)
         except KernelTimesError as error:
@@ -161,29 +202,6 @@ class Run:
     @staticmethod
     def _note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-
-
-def logprob_error(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, float]:
-    """Difference of the log-probability of stock's best token, at positions before the answers part."""
-    differences = []
-    for first, second in zip(stock, ours, strict=True):
-        for position, (one, other) in enumerate(zip(first["best"], second["best"], strict=False)):
-            known = dict(other)
-            if one[0][0] in known:
-                differences.append(abs(one[0][1] - known[one[0][0]]))
-            if first["tokens"][position] != second["tokens"][position]:
-                break
-    return {
-        "positions": len(differences),
-        "mean": statistics.fmean(differences) if differences else float("nan"),
-        "largest": max(differences, default=float("nan")),
-    }
-
-
-def _summary(reps: list[dict[str, float]]) -> dict[str, Any]:
-    names = {name for rep in reps for name in rep}
-    medians = {name: statistics.median(rep[name] for rep in reps if name in rep) for name in sorted(names)}
-    return medians | {"reps": reps}
 
 
 def _short(figures: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu.engine import vary_dummy_weights
+from benchmarks.served.traces import traced_kernels
 
 # Weights within 0.001 of zero would make every token check pass.
 vary_dummy_weights()
@@ -47,14 +48,40 @@ class Timed:
         self.graph_events = []
         return taken
 
-    def who_decodes(self, counts: tuple[int, ...]) -> dict[str, Any]:
+    def replay_decode_graph(self, num_tokens: int, num_replays: int) -> dict[str, Any]:
+        """Replay the graph of the last decode step by itself: milliseconds of a replay, and every kernel with its microseconds.
+
+        A step leaves what its graph reads where it is, and a replay writes what is there already. Nothing where no step
+        replays a graph, and no kernels where they cannot be traced, with the reason.
+        """
+        import torch
+
+        graphs = getattr(getattr(self.model_runner, "cudagraph_manager", None), "graphs", {})  # type: ignore[attr-defined]
+        graph = next((graph for desc, graph in graphs.items() if desc.num_tokens == num_tokens), None)
+        if graph is None:
+            return {}
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()
+        start.record()
+        for _ in range(num_replays):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found: dict[str, Any] = {"replay_ms": start.elapsed_time(end) / num_replays}
+        try:
+            return found | {"kernels": traced_kernels(graph, num_replays)}
+        except RuntimeError as error:
+            return found | {"kernels_error": str(error)[:300]}
+
+    def who_decodes(self, counts: tuple[int, ...], query_tokens: int = 1) -> dict[str, Any]:
         """Backend of the attention layers, tokens of a page, and what of its choice our backend says for each batch size."""
         layers = self.vllm_config.compilation_config.static_forward_context  # type: ignore[attr-defined]
         backends = {".".join(layer.get_attn_backend().full_cls_name()) for layer in layers.values() if _attends(layer)}
         groups = getattr(self.model_runner, "attn_groups", [])  # type: ignore[attr-defined]
         builders = [group.get_metadata_builder(0) for groups_of_cache in groups for group in groups_of_cache]
         steps = next((found for b in builders if (found := getattr(b, "_steps", None)) is not None), None)
-        verdicts = {str(n): steps.share.verdict(1, n) for n in counts} if steps is not None else {}
+        verdicts = {str(n): steps.share.verdict(query_tokens, n) for n in counts} if steps is not None else {}
         return {
             "backends": sorted(backends),
             "page_tokens": [getattr(b, "page_size", None) for b in builders],

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.served.bars import CONTROL, engine_bars, predicted_ms
-from benchmarks.served.run import logprob_error
+from benchmarks.served.answers import logprob_error
+from benchmarks.served.bars import engine_bars, predicted_ms
+from benchmarks.served.systems import CONTROL
 
 EQUAL = {"requests": 4, "constant_answers": 0, "mismatches": []}
 
@@ -118,3 +119,56 @@ def test_the_error_counts_positions_before_answers_part() -> None:
     assert error["mean"] == pytest.approx(0.15)
     assert error["largest"] == pytest.approx(0.2)
     assert math.isnan(logprob_error([], [])["mean"])
+
+
+def with_drafts(graph_ms: float, margin: float, alone: float = 0.0) -> dict[str, Any]:
+    found = figures(drafts=[3], draft_sessions=[1])
+    found["engines"]["stock-drafts3"] = {"decode": {"1": {"graph_ms": 0.8}}}
+    found["engines"]["ours-drafts3"] = {"decode": {"1": {"graph_ms": graph_ms}}}
+    parted, parted_alone = ({**EQUAL, "mismatches": [{"request": 1, "margin": m}]} for m in (margin, alone))
+    found["tokens_drafts3"] = {"ours-drafts3": parted, "stock": parted_alone}
+    return found
+
+
+def test_drafts_have_bars_of_their_own() -> None:
+    assert missed(with_drafts(0.7, 0.1)) == []
+    assert "3 drafts, 1 session: time of the decode graph, ours over stock: 1.02" in missed(with_drafts(0.82, 0.1))[0]
+    assert "tokens drafts3" in missed(with_drafts(0.7, 0.2))[0]
+    assert missed(with_drafts(0.7, 0.2, alone=0.25)) == []
+    dead = with_drafts(0.7, 0.1)
+    dead["engines"]["ours-drafts3"] = {"error": "no n-grams"}
+    dead["tokens_drafts3"] = {}
+    assert len(missed(dead)) == 2
+    assert all("no n-grams" in line for line in missed(dead))
+
+
+def with_contexts(last_ms: float, bandwidth: float | None = 4e12) -> dict[str, Any]:
+    """Of 128K to 1M: 8 layers read 8.5 GB more, 2.11 ms at 4 TB/s."""
+    found = figures(contexts=[1 << 20, 128 << 10])
+    stock = {str(128 << 10): 1.2, str(1 << 20): 4.0}
+    ours = {str(128 << 10): 1.1, str(1 << 20): last_ms}
+    for system, times in (("stock-long", stock), ("ours-long", ours)):
+        found["engines"][system] = {"decode": {k: {"graph_ms": v, "step_ms": v + 0.5} for k, v in times.items()}}
+    if bandwidth:
+        found["kernels_us"]["1"] |= {"bytes_per_s": bandwidth}
+    return found
+
+
+def test_a_longer_context_may_cost_what_reading_it_costs_and_a_sixth_more() -> None:
+    assert missed(with_contexts(1.1 + 2.2)) == []
+    lines = missed(with_contexts(3.8))
+    assert [line.partition(":")[0] for line in lines] == ["context of 128K to 1024K"]
+    assert "growth of the decode graph over what the floor says: 1.18" in lines[0]
+    lines = missed(with_contexts(4.5))
+    assert len(lines) == 3
+    assert "context of 1024K: time of the decode graph, ours over stock: 1.12" in lines[0]
+    assert "fall of decode throughput over what the floor says: 1.35" in lines[1]
+
+
+def test_a_floor_needs_the_bandwidth_and_both_ends() -> None:
+    unknown = with_contexts(3.3, bandwidth=None)
+    unknown |= {"kernels_us": {}, "kernels_error": "no nvcc"}
+    assert sum("bandwidth was not measured: no nvcc" in line for line in missed(unknown)) == 2
+    short = with_contexts(3.3)
+    del short["engines"]["ours-long"]["decode"][str(1 << 20)]
+    assert sum("replayed no decode graph of a context of 1048576 tokens" in line for line in missed(short)) == 3

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from benchmarks import mla_engines
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.served import run as run_module
+from benchmarks.served import tables, traces, turns
 
 ANSWER = {"tokens": [5, 6], "best": [[[5, -0.1], [9, -2.0]], [[6, -0.5], [9, -1.0]]]}
 GRAPH_MS = {"stock": {1: 0.6, 4: 1.0, 16: 4.0}, "ours": {1: 0.52, 4: 0.95, 16: 4.0}}
@@ -27,6 +29,12 @@ class Engine:
         self.description = {"vllm": "0.33.0"}
         self.commands: list[str] = []
 
+    def graph_ms(self, num_sessions: int, context_tokens: int, drafts: int = 0, **_: Any) -> float:
+        kind = self.options.system.partition("-")[0]
+        if self.options.system.endswith("long"):
+            return 0.7 + context_tokens * {"stock": 2.5e-6, "ours": 2.3e-6}[kind]
+        return GRAPH_MS[kind][num_sessions] * (1 + drafts / 10)
+
     def run(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.commands.append(command)
         if command == self.broken:
@@ -36,8 +44,10 @@ class Engine:
             return {"backends": [], "page_tokens": [64], "choices": taken if self.options.system == "ours" else {}}
         if command == "fill_sessions":
             return {"elapsed_s": 1.0}
+        if command == "graph_kernels":
+            return {"replay_ms": 0.5, "kernels": [{"name": "decode_kernel", "calls": 8.0, "us": 216.0}]}
         if command == "decode_sessions":
-            milliseconds = GRAPH_MS[self.options.system][arguments["num_sessions"]]
+            milliseconds = self.graph_ms(**arguments)
             return {"step_ms": milliseconds + 1, "graph_ms": milliseconds, "num_replays": 60}
         return {"answers": [ANSWER, ANSWER], "elapsed_s": 0.1}
 
@@ -57,13 +67,14 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield dict(scene["engines"])
 
     def kernel_times(context_tokens: int, counts: list[int]) -> dict[str, Any]:
-        return {str(n): {"ours": 28.0 * n, "flashattn3": 28.0 * n + 40.0 / (4 + n) + 1} for n in counts}
+        times = {n: {"ours": 28.0 * n, "flashattn3": 28.0 * n + 40.0 / (4 + n) + 1} for n in counts}
+        return {str(n): found | {"bytes_per_s": 4.2e12} for n, found in times.items()}
 
     monkeypatch.setattr(run_module, "engines", engines)
     monkeypatch.setattr(run_module, "in_own_process", kernel_times)
     monkeypatch.setattr(mla_engines, "in_own_process", kernel_times)
     monkeypatch.setattr(mla_engines, "write_model", lambda model, folder: folder)
-    monkeypatch.setattr(run_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(turns.time, "sleep", lambda _: None)
     return scene
 
 
@@ -80,7 +91,8 @@ def missed(figures: dict[str, Any]) -> list[str]:
 def test_both_engines_are_filled_measured_and_compared(stage: dict[str, Any], tmp_path: Path) -> None:
     code, figures = benchmark(tmp_path)
     assert (code, missed(figures)) == (0, [])
-    expected = ["who_decodes", "fill_sessions", *["decode_sessions"] * 9, "tokens", "session_tokens"]
+    timed = [*["decode_sessions"] * 9, *["graph_kernels"] * 3]
+    expected = ["who_decodes", "fill_sessions", *timed, "tokens", "session_tokens"]
     assert {system: engine.commands for system, engine in stage["engines"].items()} == {
         "stock": expected,
         "ours": expected,
@@ -88,6 +100,7 @@ def test_both_engines_are_filled_measured_and_compared(stage: dict[str, Any], tm
     }
     assert figures["engines"]["ours"]["decode"]["4"]["graph_ms"] == 0.95
     assert len(figures["engines"]["ours"]["decode"]["4"]["reps"]) == 2
+    assert figures["engines"]["ours"]["graphs"]["16"]["kernels"][0]["name"] == "decode_kernel"
     assert set(figures["tokens"]) == {"ours", "stock-flashmla"}
 
 
@@ -114,3 +127,98 @@ def test_tokens_that_fail_leave_the_times_alone(stage: dict[str, Any], tmp_path:
     stage["broken"] = {"ours": "tokens"}
     code, figures = benchmark(tmp_path, "--no-control")
     assert (code, missed(figures)) == (1, ["tokens: log-probability between stock's and ours where answers part"])
+
+
+def test_drafts_have_a_pair_of_engines_each_and_their_answers_are_compared(
+    stage: dict[str, Any], tmp_path: Path
+) -> None:
+    code, figures = benchmark(tmp_path, "--drafts", "1", "3", "--no-control")
+    assert (code, missed(figures)) == (0, [])
+    expected = ["who_decodes", "fill_sessions", *["decode_sessions"] * 6, "tokens"]
+    for drafts in (1, 3):
+        pair = [stage["engines"][f"{system}-drafts{drafts}"] for system in ("stock", "ours")]
+        assert [engine.commands for engine in pair] == [expected, expected]
+        stock, ours = (engine.options.llm_settings for engine in pair)
+        assert stock["speculative_config"] == ours["speculative_config"]
+        assert stock["speculative_config"]["num_speculative_tokens"] == drafts
+        assert set(figures[f"tokens_drafts{drafts}"]) == {f"ours-drafts{drafts}", "stock"}
+    assert stage["engines"]["stock"].commands.count("tokens") == 1
+    assert "speculative_config" not in stage["engines"]["ours"].options.llm_settings
+    assert figures["engines"]["ours-drafts3"]["decode"]["4"]["graph_ms"] == pytest.approx(0.95 * 1.3)
+
+
+def test_a_context_that_grows_is_held_and_not_computed(stage: dict[str, Any], tmp_path: Path) -> None:
+    code, figures = benchmark(tmp_path, "--contexts", "128K", "1M", "--no-control")
+    assert (code, missed(figures)) == (0, [])
+    pair = [stage["engines"][f"{system}-long"] for system in ("stock", "ours")]
+    assert [engine.commands for engine in pair] == [["who_decodes", *["decode_sessions"] * 6]] * 2
+    settings = [engine.options.llm_settings for engine in pair]
+    assert settings[0]["kv_transfer_config"] == settings[1]["kv_transfer_config"]
+    assert settings[0]["hf_overrides"]["max_position_embeddings"] >= pair[0].options.max_model_tokens > 1 << 20
+    assert pair[0].options.kv_cache_bytes > (1 << 20) * 1152 * figures["layers"]
+    assert set(figures["engines"]["ours-long"]["decode"]) == {str(128 << 10), str(1 << 20)}
+
+
+@pytest.mark.parametrize("text", ["0", "x", "1.5M", "K"])
+def test_a_context_that_is_no_number_of_tokens_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        mla_engines.parse_arguments(["--contexts", text])
+    assert "allowed: a positive number of tokens" in capsys.readouterr().err
+
+
+def test_what_comes_after_the_time_is_left_out(stage: dict[str, Any], tmp_path: Path) -> None:
+    code, figures = benchmark(tmp_path, "--seconds", "-1")
+    assert (code, len(missed(figures))) == (1, len(figures["bars"]))
+    assert "decode_sessions" not in stage["engines"]["ours"].commands
+
+
+def test_reps_turn_the_order_round_and_end_with_the_time(stage: dict[str, Any]) -> None:
+    order: list[tuple[str, int]] = []
+
+    class Scripted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, command: str, **arguments: Any) -> dict[str, float]:
+            order.append((self.name, arguments["round"]))
+            if self.name == "lost" and arguments["round"] == 2:
+                raise EngineFailedError("gone")
+            return {"step_ms": 1.0 + arguments["round"]}
+
+    cells = [turns.Cell("1", {"num_sessions": 1, "context_tokens": 8})]
+    engines: dict[str, Any] = {name: Scripted(name) for name in ("one", "lost")}
+    found = turns.in_turns(engines, cells, 3, 4, idle_s=0.0, deadline=float("inf"))
+    assert order == [("lost", 0), ("one", 0), ("one", 1), ("lost", 1), ("lost", 2), ("one", 2), ("one", 3)]
+    assert (found["one"].by_cell["1"]["step_ms"], found["lost"].error) == (3.0, "gone")
+    assert found["lost"].by_cell["1"]["step_ms"] == 2.0
+    order.clear()
+    turns.in_turns(engines, cells, 3, 4, idle_s=0.0, deadline=0.0)
+    assert max(rep for _, rep in order) == 1
+
+
+def test_a_trace_is_summed_by_kernel() -> None:
+    def event(name: str, device: str, us: float) -> Any:
+        span = SimpleNamespace(elapsed_us=lambda: us)
+        return SimpleNamespace(name=name, device_type=SimpleNamespace(name=device), time_range=span)
+
+    events = [event("a", "CUDA", 3.0), event("b", "CUDA", 9.0), event("launch", "CPU", 50.0), event("a", "CUDA", 5.0)]
+    assert traces.kernel_times(events, 2) == [
+        {"name": "b", "calls": 0.5, "us": 4.5},
+        {"name": "a", "calls": 1.0, "us": 4.0},
+    ]
+    with pytest.raises(RuntimeError, match="saw no kernel"):
+        traces.kernel_times(events[2:3], 2)
+
+
+def test_kernels_of_both_engines_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    flash = {"replay_ms": 1.9, "kernels": [{"name": "flash", "calls": 8.0, "us": 640.0}]}
+    own = {"replay_ms": 1.8, "kernels": [{"name": "decode", "calls": 8.0, "us": 600.0}]}
+    engines = {"stock": {"graphs": {"4": flash}}, "ours": {"graphs": {"4": own}}}
+    tables.print_kernels({"engines": engines}, 4)
+    text = capsys.readouterr().out
+    assert "8 x 80.0" in text
+    assert "8 x 75.0" in text
+    assert "1900.0" in text
+    lost = {"kernels_error": "the profiler saw no kernel"}
+    tables.print_kernels({"engines": {"stock": {"graphs": {"4": lost}}, "ours": {}}}, 4)
+    assert "saw no kernel" in capsys.readouterr().out

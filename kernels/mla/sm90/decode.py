@@ -28,6 +28,8 @@ class MlaWorkspace:
         max_requests: requests of a batch, at most, padding included.
         device: the CUDA device.
         compiled: row tiles to choose from, see `RowTiles.fold`.
+        cooperative: start the blocks of a launch together. Without it other kernels that run meanwhile must come to their end
+            without this one: blocks wait for each other, and some may start late.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class MlaWorkspace:
         max_requests: int,
         device: torch.device | str,
         compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS),
+        cooperative: bool = True,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.cooperative = torch.device(device), cooperative
         self.num_heads, self.max_query_tokens, self.max_requests = num_heads, max_query_tokens, max_requests
         self.tiles = RowTiles.fold(num_heads, max_query_tokens, compiled)
         self.groups = self.tiles.groups(torch.cuda.get_device_properties(self.device).multi_processor_count)
@@ -226,7 +229,7 @@ def decode_params(
 
 def _launch_flags(workspace: MlaWorkspace, dependent_launch: bool) -> int:
     # Blocks wait for each other only where a request may be split, and then all of them are resident.
-    cooperative = COOPERATIVE_LAUNCH if workspace.groups > 1 else 0
+    cooperative = COOPERATIVE_LAUNCH if workspace.cooperative and workspace.groups > 1 else 0
     return cooperative | (DEPENDENT_LAUNCH if dependent_launch else 0)
 
 

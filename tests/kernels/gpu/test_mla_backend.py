@@ -109,3 +109,42 @@ def test_batches_of_both_kinds_in_turn_agree_with_the_reference() -> None:
         out, _ = layer.forward_mqa(q, runner.cache, metadata, None)
         runner.q_nope, runner.q_rope = q
         runner.check(out)
+
+
+def test_graphs_with_and_without_drafts_take_turns() -> None:
+    """A step without drafts beside steps with them, as an engine has them when a request's drafts run out."""
+    built, layer = builder(kernels="mla=cuda_sm90", drafts=3), impl()
+    captured = []
+    for query_tokens in (4, 1):
+        runner = Runner(3, query_tokens)
+        full = [query_tokens] * 3
+        for _ in range(2):
+            metadata = built.build_for_cudagraph_capture(runner.describe(full, full))
+            layer.forward_mqa((runner.q_nope, runner.q_rope), runner.cache, metadata, None)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer.forward_mqa((runner.q_nope, runner.q_rope), runner.cache, metadata, None)[0]
+        captured.append((runner, graph, out))
+    for lengths in ([2100, 300, 66], [70, 2300, 1029], [5, 2500, 64]):
+        for runner, graph, out in captured:
+            built.build(0, runner.describe([runner.query_tokens] * 3, lengths))
+            out.fill_(torch.nan)
+            graph.replay()
+            runner.check(out)
+
+
+@pytest.mark.parametrize("query_tokens", [1, 2, 4])
+def test_ours_and_vllms_kernel_differ_by_rounding(query_tokens: int) -> None:
+    """The same batch, drafts included, by both: the error of each against float64 is of the same size."""
+    runner, layer = Runner(4, query_tokens), impl()
+    full, lengths = [query_tokens] * 4, [2400, 1111, 65, 640]
+    errors = []
+    for ours in (True, False):
+        built = builder(kernels="mla=cuda_sm90", drafts=query_tokens - 1)
+        if not ours:
+            built._steps = None
+        metadata = built.build(0, runner.describe(full, lengths))
+        assert (getattr(metadata.decode, "step", None) is not None) == ours
+        out = layer.forward_mqa((runner.q_nope, runner.q_rope), runner.cache, metadata, None)[0]
+        errors.append((out.double() - runner.reference(torch.float64)).abs().mean())
+    assert errors[0] <= 1.5 * errors[1]

@@ -55,8 +55,13 @@ def make_case(heads: int, queries: int | list[int], lengths: list[int], page_tok
     return Case(q, kv_cache, table, seq_lens, given, heads, max(counts))
 
 
-def run(case: Case, compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS)) -> tuple[torch.Tensor, torch.Tensor]:
-    workspace = MlaWorkspace(case.heads, case.max_query_tokens, len(case.seq_lens), "cuda", compiled)
+def run(
+    case: Case,
+    compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS),
+    cooperative: bool = True,
+    dependent_launch: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    workspace = MlaWorkspace(case.heads, case.max_query_tokens, len(case.seq_lens), "cuda", compiled, cooperative)
     workspace.partial_out.fill_(NAN)
     workspace.partial_lse.fill_(NAN)
     plan = MlaDecodePlan(workspace, len(case.seq_lens))
@@ -64,7 +69,8 @@ def run(case: Case, compiled: tuple[int, ...] = (NARROW_ROWS, WIDE_ROWS)) -> tup
     out = torch.full((*case.q.shape[:2], LATENT_DIMS), NAN, dtype=torch.bfloat16, device="cuda")
     lse = torch.full(case.q.shape[:2], NAN, device="cuda")
     q_nope, q_rope = case.q.split((LATENT_DIMS, 64), dim=-1)
-    mla_decode(q_nope, q_rope, case.kv_cache, plan, SCALE, query_starts=case.query_starts, out=out, lse=lse)
+    given = {"query_starts": case.query_starts, "dependent_launch": dependent_launch}
+    mla_decode(q_nope, q_rope, case.kv_cache, plan, SCALE, out=out, lse=lse, **given)
     torch.cuda.synchronize()
     return out, lse
 
@@ -257,3 +263,12 @@ def test_wrong_inputs_name_the_culprit() -> None:
         mla_decode(q_nope.half(), q_rope, case.kv_cache, plan, SCALE)
     with pytest.raises(ValueError, match=r"kv_cache: shape .*, allowed: \(2, 64, 576\)"):
         mla_decode(q_nope, q_rope, case.kv_cache[..., :512], plan, SCALE)
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_the_way_blocks_are_started_changes_no_bit(heads: int) -> None:
+    case = make_case(heads, 1, [20_000, 65, 7_000])
+    expected = run(case)
+    for cooperative, dependent in ((False, True), (True, False), (False, False)):
+        got = run(case, cooperative=cooperative, dependent_launch=dependent)
+        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLA decode between the products that stand beside it in a layer: what it costs there, launches of other kernels around it.
+
+In `benchmarks.mla` a kernel follows itself. In a layer it follows the product that takes queries into the latent space, and
+the product that takes outputs back follows it; both are timed without it, too, and what it adds is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.latent.peers import FlashAttention3
+from benchmarks.latent.timing import Inputs
+from tokenspeed_plugin.kernels.graph_timing import time_us
+from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
+from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
+
+HEAD_DIMS, VALUE_DIMS = 128, 128
+SERVED_PAGE_TOKENS, SERVED_SPLITS = 16, 32
+"""What vLLM runs FlashAttention 3 with in a CUDA graph unless told otherwise."""
+LAUNCHES = (
+    ("ours", True, True),
+    ("ours, blocks not together", False, True),
+    ("ours, after the previous kernel", True, False),
+    ("ours, neither", False, False),
+)
+"""Name, whether all blocks start together, whether they may start before the previous kernel has ended."""
+
+
+class Neighbours:
+    """The two products of a layer's decode, on queries of their own."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        tokens, heads = inputs.q.shape[:2]
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.bfloat16, device=inputs.q.device) / shape[-1]
+
+        self.q = random(heads, tokens, HEAD_DIMS)
+        self.into_latents, self.out_of_latents = (
+            random(heads, HEAD_DIMS, LATENT_DIMS),
+            random(heads, LATENT_DIMS, VALUE_DIMS),
+        )
+        self.latents, self.out = random(tokens, heads, LATENT_DIMS), random(heads, tokens, VALUE_DIMS)
+
+    def added_us(self, attention: Callable[[int], torch.Tensor]) -> float:
+        """Microseconds that a layer takes longer with `attention` between its products."""
+
+        def without(_: int) -> None:
+            torch.bmm(self.q, self.into_latents, out=self.latents.transpose(0, 1))
+            torch.bmm(self.latents.transpose(0, 1), self.out_of_latents, out=self.out)
+
+        def with_attention(call: int) -> None:
+            torch.bmm(self.q, self.into_latents, out=self.latents.transpose(0, 1))
+            torch.bmm(attention(call).transpose(0, 1), self.out_of_latents, out=self.out)
+
+        return time_us(with_attention) - time_us(without)
+
+
+def in_order(inputs: Inputs) -> Inputs:
+    """The same with the pages of a request one behind the other, as in an engine that has just started."""
+    inputs.block_tables = [table.flatten().sort().values.view_as(table) for table in inputs.block_tables]
+    return inputs
+
+
+def in_layer_us(inputs: Inputs, served: Inputs, flash_attention: FlashAttention3) -> dict[str, float]:
+    """What each adds to a layer: ours in its ways to launch, and FlashAttention 3 as vLLM serves with it.
+
+    Args:
+        inputs: in pages of 64 tokens.
+        served: the same cell in pages of `SERVED_PAGE_TOKENS`.
+        flash_attention: vLLM's.
+    """
+    neighbours = Neighbours(inputs)
+    found = {}
+    for name, cooperative, dependent in LAUNCHES:
+        launch = _ours(inputs, neighbours.latents, cooperative, dependent)
+        found[name] = neighbours.added_us(launch)
+    for pages in (served, inputs):
+        flash = flash_attention.prepared(pages, SERVED_SPLITS)
+        name = f"FlashAttention 3, pages of {pages.page_tokens}"
+        found[name] = neighbours.added_us(lambda call, pages=pages, flash=flash: flash(pages.part(call)))
+    return found
+
+
+def _ours(inputs: Inputs, q_nope: torch.Tensor, cooperative: bool, dependent: bool) -> Callable[[int], torch.Tensor]:
+    cell = inputs.cell
+    workspace = MlaWorkspace(cell.heads, cell.query_tokens, cell.requests, inputs.q.device, cooperative=cooperative)
+    plans = [MlaDecodePlan(workspace, cell.requests) for _ in inputs.block_tables]
+    for plan, table in zip(plans, inputs.block_tables, strict=True):
+        plan.update(inputs.seq_lens, table, inputs.page_tokens)
+    q_rope = inputs.q[..., LATENT_DIMS:]
+
+    def launch(call: int) -> torch.Tensor:
+        plan = plans[inputs.part(call)]
+        return mla_decode(q_nope, q_rope, inputs.kv_cache, plan, inputs.scale, dependent_launch=dependent)[0]
+
+    return launch
