@@ -10,7 +10,6 @@ objects (`_flashmla_C`, `_flashmla_extension_C`, `_vllm_fa3_C`) for a machine on
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ import torch
 from benchmarks.latent.cells import LARGE, LONG, SMALL, Cell, cells, geometric_mean
 from benchmarks.latent.fp8 import Fp8Bench, fp8_bars, is_measured, table_rows
 from benchmarks.latent.peers import PEERS, FlashMlaFp8, PeerUnavailableError
-from benchmarks.latent.timing import Inputs, Sweep
+from benchmarks.latent.timing import Inputs, Sweep, copy_bytes_per_s
 from benchmarks.report import Bar, MissingFigureError, exit_code, print_outcomes, print_table, write_json
 from tokenspeed_plugin.kernels.autotune import TuningTable, load_tables
 from tokenspeed_plugin.kernels.device import device_key, this_platform
@@ -94,16 +93,7 @@ class Bench:
 
     def copy_bandwidth(self) -> float:
         """Device-to-device copy, bytes read plus bytes written per second, the median of ten."""
-        half = self.pool.numel() // 2
-        samples = []
-        for _ in range(10):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            torch.add(self.pool[half : 2 * half], 0, out=self.pool[:half])
-            end.record()
-            torch.cuda.synchronize()
-            samples.append(start.elapsed_time(end) * 1e-3)
-        return 4 * half / statistics.median(samples)
+        return copy_bytes_per_s(self.pool)
 
     def run(self, cell: Cell, with_sweep: bool = False) -> Measured:
         """Time all implementations on one cell."""

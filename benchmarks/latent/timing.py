@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -53,6 +54,20 @@ class Inputs:
     def part(self, call: int) -> int:
         """Which part of the KV cache the call reads."""
         return call % self.rotations
+
+
+def copy_bytes_per_s(pool: torch.Tensor) -> float:
+    """Device-to-device copy within `pool`, bytes read plus bytes written per second, the median of ten."""
+    half = pool.numel() // 2
+    samples = []
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.add(pool[half : 2 * half], 0, out=pool[:half])
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(start.elapsed_time(end) * 1e-3)
+    return 2 * half * pool.element_size() / statistics.median(samples)
 
 
 class Sweep:

@@ -57,29 +57,36 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     Raises:
         KernelTimesError: FlashAttention 3 does not run here.
     """
+    import torch
+
     from benchmarks.latent.cells import Cell
-    from benchmarks.latent.timing import Inputs
-    from benchmarks.mla import PAGE_TOKENS, Bench, time_ours
+    from benchmarks.latent.peers import FlashAttention3, PeerUnavailableError
+    from benchmarks.latent.timing import Inputs, copy_bytes_per_s
+    from benchmarks.mla import PAGE_TOKENS, time_ours
     from benchmarks.served.in_layer import SERVED_PAGE_TOKENS, in_layer_us, in_order
 
-    bench = Bench(None, 3 * max(counts) * context_tokens * _TOKEN_BYTES)
-    if "FlashAttention 3" in bench.absent:
-        raise KernelTimesError(bench.absent["FlashAttention 3"])
-    bench.peers = [peer for peer in bench.peers if peer.name == "FlashAttention 3"]
-    found = {}
+    try:
+        flash_attention = FlashAttention3(None)
+    except PeerUnavailableError as error:
+        raise KernelTimesError(str(error)) from error
+    pool_tokens = 3 * max(counts) * context_tokens
+    pool = torch.empty(pool_tokens * _TOKEN_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
+    bytes_per_s, found = copy_bytes_per_s(pool), {}
     for count in counts:
         cell = Cell(HEADS, 1, count, context_tokens)
-        measured = bench.run(cell)
-        inputs, served = (in_order(Inputs(cell, tokens, bench.pool)) for tokens in (PAGE_TOKENS, SERVED_PAGE_TOKENS))
+        anywhere = Inputs(cell, PAGE_TOKENS, pool)
+        ours_us, plan_us, ours = time_ours(anywhere)
+        flash_us, theirs = flash_attention.time_us(anywhere)
+        inputs, served = (in_order(Inputs(cell, tokens, pool)) for tokens in (PAGE_TOKENS, SERVED_PAGE_TOKENS))
         found[str(count)] = {
+            "ours": ours_us,
+            "flashattn3": flash_us,
             "ours_in_order": time_ours(inputs)[0],
-            "flashattn3_in_order": bench.peers[0].time_us(inputs)[0],
-            "ours": measured.times_us["ours"],
-            "flashattn3": measured.times_us["FlashAttention 3"],
-            "plan": measured.plan_us,
-            "difference": measured.difference,
-            "bytes_per_s": bench.bytes_per_s,
-            "in_layer": in_layer_us(inputs, served, bench.peers[0]),
+            "flashattn3_in_order": flash_attention.time_us(inputs)[0],
+            "plan": plan_us,
+            "difference": ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item(),
+            "bytes_per_s": bytes_per_s,
+            "in_layer": in_layer_us(inputs, served, flash_attention),
         }
     return found
 

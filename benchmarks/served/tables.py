@@ -22,6 +22,7 @@ def print_figures(figures: dict[str, Any]) -> None:
         print_decode(figures, title, drafting(drafts), figures["draft_sessions"])
     if figures["contexts"]:
         print_decode(figures, "Decode of one session by tokens of its context", LONG, figures["contexts"])
+    print_in_layer(figures)
     for count in figures["sessions"]:
         print_kernels(figures, count)
     for kind in [kind for kind in figures if "tokens" in kind and isinstance(figures[kind], dict)]:
@@ -42,6 +43,17 @@ def print_decode(figures: dict[str, Any], title: str, pair: tuple[str, str], cel
         rows.append((str(cell), *numbers, promise, who.get("reason", "-")))
     columns = ("", "graph ms, stock", "ours", "step ms, stock", "ours", "promised saving, ms", "choice")
     print_table(title, columns, rows)
+
+
+def print_in_layer(figures: dict[str, Any]) -> None:
+    """What MLA decode adds to a layer, by sessions."""
+    columns = {
+        count: found["in_layer"] for count, found in figures.get("kernels_us", {}).items() if "in_layer" in found
+    }
+    if columns:
+        names = next(iter(columns.values()))
+        rows = [(name, *(f"{added[name]:.1f}" for added in columns.values())) for name in names]
+        print_table("Microseconds that MLA decode adds to a layer, by sessions", ("kernel", *columns), rows)
 
 
 def print_kernels(figures: dict[str, Any], count: int) -> None:

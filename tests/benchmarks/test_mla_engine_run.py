@@ -219,6 +219,8 @@ def test_kernels_of_both_engines_stand_side_by_side(capsys: pytest.CaptureFixtur
     assert "8 x 80.0" in text
     assert "8 x 75.0" in text
     assert "1900.0" in text
+    tables.print_in_layer({"kernels_us": {"4": {"in_layer": {"ours": 81.25}}}})
+    assert "81.2" in capsys.readouterr().out
     lost = {"kernels_error": "the profiler saw no kernel"}
     tables.print_kernels({"engines": {"stock": {"graphs": {"4": lost}}, "ours": {}}}, 4)
     assert "saw no kernel" in capsys.readouterr().out
