@@ -5,9 +5,10 @@
 [--reps 5] [--json FILE] [--table FILE] [--check]``. ``--quick`` runs a tiny model on two CPU ranks, to test the benchmark
 itself: its times mean nothing, its tokens and collectives do. With ``--ranks 1`` it shows what a placed model costs.
 
-All engines of a model stand side by side, one process each, and are measured in turns: as vLLM runs them (compiled, CUDA graphs,
-vLLM's scheduler), and eagerly, with batch-invariant kernels, for tokens and for counting collectives. ``--table FILE`` writes the
-cost table fitted from this run.
+All engines stand side by side, one process each, and are measured in turns: as vLLM runs them (compiled, CUDA graphs,
+vLLM's scheduler), and eagerly, with batch-invariant kernels, for tokens and for counting collectives (``--no-eager`` leaves those
+out). ``--table FILE`` writes the cost table fitted from this run. The JSON file is written after each phase, so that a run that
+is cut short keeps what it has; ``--total-seconds`` ends the reps in time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.engine_client import engines
 from benchmarks.gpu.models import MODELS, TINY_MODELS, Model, write_model
 from benchmarks.placed.bars import fitted, placement_bars
-from benchmarks.placed.run import ModelRun
+from benchmarks.placed.run import ModelRun, engine_environment
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
 
 _DENSE_8B = {
@@ -53,7 +57,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefill-tokens", type=int, default=8192)
     parser.add_argument("--decode-steps", type=int, default=128)
     parser.add_argument("--reps", type=int, default=5)
-    parser.add_argument("--seconds-to-start", type=float, default=400.0, help="for all engines of a model")
+    parser.add_argument("--seconds-to-start", type=float, default=400.0, help="for all engines")
+    parser.add_argument("--total-seconds", type=float, default=3600.0, help="no rep begins that would end later")
+    parser.add_argument(
+        "--no-eager", action="store_true", help="without batch-invariant tokens and counts of collectives"
+    )
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
     parser.add_argument("--quick", action="store_true", help="a tiny model on CPU")
     parser.add_argument("--json", metavar="FILE")
@@ -69,26 +77,76 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse_arguments(arguments)
-    figures: dict[str, Any] = {"ranks": options.ranks, "models": {}}
-    known = TINY_MODELS if options.quick else _ALL
     with tempfile.TemporaryDirectory(prefix="placement-gpu-") as temporary:
         folder = Path(temporary)
-        for name in options.models:
-            run = ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes // options.ranks)
-            figures["models"][name] = run.measure(folder)
-            write_json(options.json, figures, [])
-        if options.logs:
-            Path(options.logs).mkdir(parents=True, exist_ok=True)
-            for log in folder.glob("*.log"):
-                shutil.copy(log, options.logs)
-    table, figures["links"] = fitted(figures)
-    if options.table and table:
-        Path(options.table).write_text(table.model_dump_json(indent=1) + "\n")
+        try:
+            figures = _measure(options, folder)
+        finally:
+            if options.logs:
+                Path(options.logs).mkdir(parents=True, exist_ok=True)
+                for log in folder.glob("*.log"):
+                    shutil.copy(log, options.logs)
     outcomes = [bar.judge() for bar in placement_bars(figures)]
     write_json(options.json, figures, outcomes)
     _print(figures)
     print_outcomes(outcomes)
     return exit_code(outcomes, options.check)
+
+
+def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start all engines and take the figures, which are written after each phase."""
+    known = TINY_MODELS if options.quick else _ALL
+    began, failures = time.monotonic(), dict[str, str]()
+    runs = {
+        name: ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes // options.ranks)
+        for name in options.models
+    }
+    figures = {"ranks": options.ranks, "models": {name: run.figures for name, run in runs.items()}, "links": {}}
+
+    def write(phase: str) -> None:
+        print(f"{time.monotonic() - began:.0f} s: {phase}", file=sys.stderr, flush=True)
+        write_json(options.json, figures, [])
+
+    entries = [entry for run in runs.values() for entry in run.entries()]
+    environment = engine_environment("cpu" if options.quick else "cuda")
+    with engines(entries, folder, options.seconds_to_start, environment, failures=failures) as running:
+        write(f"{len(running)} engines stand, {len(failures)} failed")
+        for name, run in runs.items():
+            run.take(running, failures)
+            run.check_tokens()
+            write(f"{name}: tokens")
+        _take_links(options, runs, figures)
+        write("links")
+        _time(options, list(runs.values()), began, write)
+    return figures
+
+
+def _take_links(options: argparse.Namespace, runs: dict[str, ModelRun], figures: dict[str, Any]) -> None:
+    """Of the first model; the links are the same for all."""
+    if options.ranks == 1:
+        return
+    next(iter(runs.values())).time_links()
+    table, figures["links"] = fitted(figures)
+    if options.table and table:
+        Path(options.table).write_text(table.model_dump_json(indent=1) + "\n")
+
+
+def _time(options: argparse.Namespace, runs: list[ModelRun], began: float, write: Callable[[str], None]) -> None:
+    """The GPU's time first, then reps: the first one warms up, the others go on until they are all done or time is short."""
+    if not options.quick:
+        for run in runs:
+            run.time_graphs()
+        write("time on the GPU")
+    longest_s = 0.0
+    for rep in range(options.reps + 1):
+        start = time.monotonic()
+        if start - began + longest_s > options.total_seconds:
+            write(f"only {max(rep - 1, 0)} of {options.reps} reps: no time for more")
+            return
+        for run in runs:
+            run.time_steps(rep)
+        longest_s = max(longest_s, time.monotonic() - start)
+        write(f"rep {rep} of {options.reps}")
 
 
 def _print(figures: dict[str, Any]) -> None:
@@ -103,6 +161,13 @@ def _print(figures: dict[str, Any]) -> None:
             rows.append((f"{model}: {system}", decode or "-", device or "-", prefill, counted or "-"))
     columns = ("system", "decode ms by batch", "of these on the GPU", "prefill ms", "collectives of a decode step")
     print_table("Step times", columns, rows)
+    links = {
+        kind: [f"{size / 1024:.0f} KiB: {error:+.1%}" for size, error in errors]
+        for kind, errors in figures["links"].items()
+    }
+    print_table(
+        "Links", ("collective", "error of a table without this size"), [(k, ", ".join(e)) for k, e in links.items()]
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tokenspeed_plugin.placement.cost import CostTable
 from tokenspeed_plugin.placement.cost.cost_table import Sample
 from tokenspeed_plugin.placement.cost.measurement import measured_table, prediction_errors
 
-LINK_SIZES_BYTES = tuple(2**exponent for exponent in range(12, 28, 2))
+LINK_SIZES_BYTES = tuple(2**exponent for exponent in range(12, 28))
 QUICK_LINK_SIZES_BYTES = (1 << 12, 1 << 16, 1 << 20)
 UNFUSED = "placed-unfused"
 """Shows what the fused kernel gives; judged by nothing."""
@@ -31,7 +31,7 @@ def peer_of(system: str) -> str:
 
 
 def fitted(figures: dict[str, Any]) -> tuple[CostTable | None, dict[str, Any]]:
-    """The shipped table with the links of this run, and its error for each collective and size."""
+    """The shipped table with the links of this run, and for each collective and size the error of a table without that size."""
     for systems in figures["models"].values():
         for found in systems.values():
             if found.get("links"):
@@ -44,8 +44,7 @@ def fitted(figures: dict[str, Any]) -> tuple[CostTable | None, dict[str, Any]]:
                 except PlacementError as error:
                     print(f"no cost table: {error}", file=sys.stderr)
                     continue
-                errors = prediction_errors(table, figures["ranks"], samples)
-                return table, {kind.value: own for kind, own in errors.items()}
+                return table, {kind.value: own for kind, own in prediction_errors(samples).items()}
     return None, {}
 
 
@@ -133,9 +132,11 @@ def _margin(mismatch: dict[str, Any]) -> float:
 
 def _prediction_bar(figures: dict[str, Any]) -> Bar:
     def largest() -> float:
-        errors = [abs(error) for own in figures["links"].values() for error in own]
+        errors = [abs(error) for own in figures["links"].values() for _, error in own]
         if not errors:
             raise MissingFigureError("no link was measured")
         return max(errors)
 
-    return Bar("largest relative error of the fitted cost table", "<=", LARGEST_PREDICTION_ERROR, largest)
+    return Bar(
+        "cost table: largest relative error at a size that it was not given", "<=", LARGEST_PREDICTION_ERROR, largest
+    )

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All engines of one model side by side on the same ranks: started together, measured in turns, rep by rep."""
+"""All engines of all models side by side on the same ranks: started together, measured in turns, rep by rep."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import statistics
-import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import MULTICAST_OFF, EngineOptions
-from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
-from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, UNFUSED, peer_of
+from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess
+from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, peer_of
+from benchmarks.placed.systems import System, systems_of
 
 DECODE_PROMPT_TOKENS = 64
 TOKEN_CHECK_REQUESTS, TOKEN_CHECK_PROMPT_TOKENS, TOKEN_CHECK_TOKENS = 16, 200, 48
@@ -25,36 +26,8 @@ _IDLE_S = 1.3
 """After a second without work the processes of an engine stop spinning; then they take no core from the one that is measured."""
 
 
-@dataclass(frozen=True)
-class System:
-    """An engine that is compared: a placement, or None for vLLM's own model, whether experts are split, the scheduler."""
-
-    placement: str | None
-    expert_parallel: bool = False
-    scheduler: str = "vllm"
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Flags of this project that the engine gets."""
-        given = {"placement": self.placement, "scheduler": self.scheduler if self.scheduler != "vllm" else None}
-        return {flag: value for flag, value in given.items() if value is not None}
-
-
-def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, System]:
-    """The engines that are compared; vLLM's CPU kernel cannot split experts."""
-    whole = f"attn=tp{ranks},dense=tp{ranks}"
-    found = {"stock": System(None), "placed": System("auto"), "ours": System("auto", scheduler="tokenspeed")}
-    if ranks > 1:
-        found[UNFUSED] = System("auto,fusion=off")
-        found["placed-split"] = System(f"{whole},residual=sharded")
-    if ranks > 1 and model == "mla" and device != "cpu":
-        found["stock-experts"] = System(None, expert_parallel=True)
-        found["placed-experts"] = System(f"{whole},moe=ep{ranks}", expert_parallel=True)
-    return found
-
-
 class ModelRun:
-    """The measurements of one model."""
+    """The engines of one model and what they showed."""
 
     def __init__(self, options: argparse.Namespace, name: str, model_folder: Path, kv_cache_bytes: int) -> None:
         self._options = options
@@ -62,49 +35,95 @@ class ModelRun:
         self._model_folder = model_folder
         self._kv_cache_bytes = kv_cache_bytes
         self._device = "cpu" if options.quick else "cuda"
-
-    def measure(self, folder: Path) -> dict[str, dict[str, Any]]:
-        """Figures by system; what failed has an ``error``."""
-        chosen = {
+        self._systems = {
             name: system
-            for name, system in systems_of(self._name, self._options.ranks, self._device).items()
-            if not self._options.systems or name in self._options.systems
+            for name, system in systems_of(self._name, options.ranks, self._device).items()
+            if not options.systems or name in options.systems
         }
-        failures: dict[str, str] = {}
-        figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
-        entries = [self._entry(name, system, eager=eager) for name, system in chosen.items() for eager in self._kinds()]
-        seconds = self._options.seconds_to_start
-        with engines(entries, folder, seconds, _environment(self._device), failures=failures) as running:
-            self._note(f"{len(running)} engines stand, {len(failures)} failed")
-            eager = {name: running[f"{name}{EAGER}"] for name in chosen if f"{name}{EAGER}" in running}
-            self._ask(figures, eager, self._tokens_and_collectives)
-            for engine in eager.values():
-                if not self._options.quick:
-                    engine.let_go()
-            timed = {name: running[name] for name in chosen if name in running} or eager
-            self._ask(figures, timed, lambda engine: {"answers_as_run": self._answers(engine)})
-            if self._options.ranks > 1:
-                self._ask(figures, {name: timed[name] for name in ("stock",) if name in timed}, self._links)
-            self._times(figures, timed)
-            if not self._options.quick:
-                self._ask(figures, timed, self._graph_times)
-        _compare_all(figures)
-        for name, reason in failures.items():
-            figures[name.removesuffix(EAGER)].setdefault("error", reason)
-        return figures
+        self.figures: dict[str, dict[str, Any]] = {name: {} for name in self._systems}
+        """By system; what failed has an ``error``."""
+        self._eager: dict[str, EngineProcess] = {}
+        self._timed: dict[str, EngineProcess] = {}
+
+    def entries(self) -> list[EngineOptions]:
+        """The engines to start."""
+        return [self._entry(name, eager=eager) for eager in self._kinds() for name in self._systems]
+
+    def take(self, running: dict[str, EngineProcess], failures: dict[str, str]) -> None:
+        """Take this model's engines out of all that stand, and note which do not."""
+        for name in self._systems:
+            for eager in self._kinds():
+                key = self._key(name, eager=eager)
+                if key in failures:
+                    self.figures[name].setdefault("error", failures[key])
+                elif key in running:
+                    (self._eager if eager else self._timed)[name] = running[key]
+        if self._options.quick:
+            self._timed = self._eager
+
+    def check_tokens(self) -> None:
+        """Tokens with batch-invariant kernels and the collectives of a step, all eager engines at once; then they end.
+
+        One after the other they would take minutes, and time does not matter here.
+        """
+        self._ask(self._eager, self._tokens_and_collectives, at_once=True)
+        if not self._options.quick:
+            for engine in self._eager.values():
+                engine.let_go()
+        self._ask(self._timed, lambda engine: {"answers_as_run": self._answers(engine)})
+        _compare_all(self.figures)
+
+    def time_links(self) -> None:
+        """The collectives alone, in vLLM's own engine."""
+        sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
+        stock = {name: engine for name, engine in self._timed.items() if name == "stock"}
+        self._ask(stock, lambda engine: {"links": engine.run("links", sizes_bytes=sizes)})
+
+    def time_steps(self, rep: int) -> None:
+        """One rep of decode and prefill for each engine; the order turns round with each rep."""
+        for name in list(self._timed) if rep % 2 else list(reversed(self._timed)):
+            try:
+                found = self._rep(self._timed[name], rep)
+            except EngineFailedError as error:
+                self.figures[name]["error"] = str(error)
+                del self._timed[name]
+                continue
+            if rep != _WARM_ROUND:
+                self._add(self.figures[name], found)
+
+    def time_graphs(self) -> None:
+        """What the GPU takes for a decode step."""
+        self._ask(self._timed, self._graph_times)
+
+    @staticmethod
+    def _add(figures: dict[str, Any], found_ms: dict[str, float]) -> None:
+        reps = figures.setdefault("reps_ms", {})
+        for what, milliseconds in found_ms.items():
+            reps.setdefault(what, []).append(milliseconds)
+        medians = {what: statistics.median(values) for what, values in reps.items()}
+        figures["prefill_ms"] = medians.pop("prefill")
+        figures["decode_ms"] = medians
 
     def _kinds(self) -> tuple[bool, ...]:
-        """On CPU one eager engine does both jobs."""
-        return (True,) if self._options.quick else (True, False)
+        """Whether engines are eager: on CPU one eager engine does both jobs."""
+        if self._options.quick:
+            return (True,)
+        return (False,) if self._options.no_eager else (True, False)
 
-    def _entry(self, name: str, system: System, *, eager: bool) -> EngineOptions:
+    def _key(self, name: str, *, eager: bool) -> str:
+        """The engine's name among those of all models; what comes first says whose model it runs."""
+        return f"{name}{EAGER if eager else ''}-{self._name}"
+
+    def _entry(self, name: str, *, eager: bool) -> EngineOptions:
         options = self._options
+        system: System = self._systems[name]
+        captured = sorted({*options.batches, TOKEN_CHECK_REQUESTS})
         return EngineOptions(
-            name + EAGER if eager else name,
+            self._key(name, eager=eager),
             str(self._model_folder),
             self._kv_cache_bytes,
             self._device,
-            max_requests=max(*options.batches, TOKEN_CHECK_REQUESTS),
+            max_requests=max(captured),
             max_model_tokens=max(options.prefill_tokens, 1024) + 128,
             budget_tokens=options.prefill_tokens,
             environment={"VLLM_BATCH_INVARIANT": "1" if eager and not options.quick else "0"},
@@ -118,15 +137,27 @@ class ModelRun:
                 "gpu_memory_utilization": 0.05,  # many engines stand side by side; their KV caches have a size of their own
                 "worker_extension_cls": "benchmarks.placed.worker.Observed",
                 "additional_config": {"tokenspeed": system.flags} if system.flags else {},
+                # No other batch is timed, and each graph costs seconds of the start.
+                **({} if eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}),
             },
         )
 
-    def _ask(self, figures: dict[str, dict[str, Any]], running: dict[str, EngineProcess], measure: Any) -> None:
-        for name, engine in running.items():
+    def _ask(
+        self,
+        running: dict[str, EngineProcess],
+        measure: Callable[[EngineProcess], dict[str, Any]],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        def ask(name: str) -> dict[str, Any]:
             try:
-                figures[name] |= measure(engine)
+                return measure(running[name])
             except EngineFailedError as error:
-                figures[name]["error"] = str(error)
+                return {"error": str(error)}
+
+        with ThreadPoolExecutor(max(1, len(running)) if at_once else 1) as pool:
+            for name, found in zip(running, pool.map(ask, running), strict=True):
+                self.figures[name] |= found
 
     def _tokens_and_collectives(self, engine: EngineProcess) -> dict[str, Any]:
         found: dict[str, Any] = {"engine": engine.description}
@@ -145,10 +176,6 @@ class ModelRun:
         )["answers"]
         return found
 
-    def _links(self, engine: EngineProcess) -> dict[str, Any]:
-        sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
-        return {"links": engine.run("links", sizes_bytes=sizes)}
-
     def _graph_times(self, engine: EngineProcess) -> dict[str, Any]:
         time.sleep(_IDLE_S)
         options = self._options
@@ -158,27 +185,6 @@ class ModelRun:
             "output_tokens": options.decode_steps,
         }
         return {"decode_gpu_ms": engine.run("graph_times", **asked)}
-
-    def _times(self, figures: dict[str, dict[str, Any]], running: dict[str, EngineProcess]) -> None:
-        """Decode and prefill of all engines in turns; the order turns round with each rep."""
-        reps: dict[str, dict[str, list[float]]] = {name: {} for name in running}
-        standing = dict(running)
-        for rep in range(self._options.reps + 1):
-            for name in list(standing) if rep % 2 else list(reversed(standing)):
-                try:
-                    found = self._rep(standing[name], rep)
-                except EngineFailedError as error:
-                    figures[name]["error"] = str(error)
-                    del standing[name]
-                    continue
-                for what, milliseconds in found.items() if rep != _WARM_ROUND else ():
-                    reps[name].setdefault(what, []).append(milliseconds)
-        for name, found_ms in reps.items():
-            figures[name]["reps_ms"] = found_ms
-            medians = {what: statistics.median(values) for what, values in found_ms.items()}
-            if "prefill" in medians:
-                figures[name]["prefill_ms"] = medians.pop("prefill")
-                figures[name]["decode_ms"] = medians
 
     def _rep(self, engine: EngineProcess, rep: int) -> dict[str, float]:
         """Milliseconds of a decode step at each batch size, and of the prefill."""
@@ -197,9 +203,6 @@ class ModelRun:
         prefill = {"prompt_tokens": options.prefill_tokens, "output_tokens": 1, "round": _PREFILL_ROUND + rep}
         return [*found, ("prefill", {**prefill, "num_requests": 1})]
 
-    def _note(self, text: str) -> None:
-        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
-
 
 def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
     """Replace the answers by their comparison with those of vLLM's own model, on as many ranks and as many experts each."""
@@ -211,7 +214,7 @@ def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
                 figures[name][result] = compare_tokens(reference, own)
 
 
-def _environment(device: str) -> dict[str, str]:
+def engine_environment(device: str) -> dict[str, str]:
     """No multicast, and the NCCL of torch for vLLM: without one its reduce-scatter does nothing, and says nothing."""
     nccl = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") and device == "cuda" else None
     libraries = (

@@ -8,7 +8,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tokenspeed_plugin.placement.algebra import COLLECTIVES, Conversion
-from tokenspeed_plugin.placement.cost.cost_table import CostTable, LinkCost, Sample, fit_link, ring_bytes
+from tokenspeed_plugin.placement.cost.cost_table import (
+    CostTable,
+    LinkCost,
+    LinkCurve,
+    Sample,
+    measured_link,
+    ring_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,30 +53,38 @@ def measure(
 
 
 def measured_table(base: CostTable, num_ranks: int, samples: Mapping[Conversion, Sequence[Sample]]) -> CostTable:
-    """``base`` with the links inside a node fitted for ``num_ranks`` ranks.
+    """``base`` with the links inside a node as they were measured over ``num_ranks`` ranks.
 
     Raises:
-        PlacementError: the samples of a collective cannot be fitted.
+        PlacementError: the samples of a collective make no curve.
     """
-    node: dict[Conversion, dict[int, LinkCost]] = {kind: dict(sizes) for kind, sizes in base.links["node"].items()}
+    node: dict[Conversion, dict[int, LinkCost | LinkCurve]] = {
+        kind: dict(sizes) for kind, sizes in base.links["node"].items()
+    }
     for kind, measured in samples.items():
-        node.setdefault(kind, {})[num_ranks] = fit_link(measured)
+        node.setdefault(kind, {})[num_ranks] = measured_link(measured)
     changes = {
         "source": "measured",
-        "note": f"Collectives inside a node over {num_ranks} ranks are fitted from a measurement. Before: {base.note}",
+        "note": f"{', '.join(kind.value for kind in samples)} over {num_ranks} ranks inside a node are measured. Everything else: {base.note}",
         "links": {**base.links, "node": node},
     }
     return base.model_copy(update=changes)
 
 
-def prediction_errors(
-    table: CostTable, num_ranks: int, samples: Mapping[Conversion, Sequence[Sample]]
-) -> dict[Conversion, list[float]]:
-    """Predicted over measured time, minus one, for every sample."""
+def prediction_errors(samples: Mapping[Conversion, Sequence[Sample]]) -> dict[Conversion, list[tuple[float, float]]]:
+    """By collective: ring-equivalent bytes, and predicted over measured time minus one, of every size between two others.
+
+    Each size is predicted from a table without it: through its own sample a curve passes exactly, which says nothing.
+    """
     return {
         kind: [
-            table.link(kind, num_ranks, inside_node=True).time_us(sample.ring_bytes) / sample.time_us - 1
-            for sample in measured
+            (
+                left_out.ring_bytes,
+                measured_link([*measured[:index], *measured[index + 1 :]]).time_us(left_out.ring_bytes)
+                / left_out.time_us
+                - 1,
+            )
+            for index, left_out in enumerate(measured[1:-1], start=1)
         ]
         for kind, measured in samples.items()
     }

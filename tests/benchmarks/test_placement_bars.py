@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.placed.bars import fitted, placement_bars
-from benchmarks.placed.run import System, systems_of
+from benchmarks.placed.systems import System, systems_of
 
 EQUAL = {"requests": 2, "constant_answers": 0, "mismatches": []}
 PARTED = {**EQUAL, "mismatches": [{"request": 1, "position": 2, "margin": 0.3}]}
@@ -64,13 +64,17 @@ def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
     found = figures()
     assert any("no link was measured" in line for line in missed(found))
     found["models"]["dense"]["stock"]["links"] = {
-        kind: [(float(size), 5.0 + size / 1e5) for size in (1e4, 1e5, 1e6)]
+        kind: [(float(size), 5.0 + size / 1e5) for size in (1e4, 4e4, 16e4, 64e4)]
         for kind in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
     }
     table, found["links"] = fitted(found)
     assert table is not None
     assert table.source == "measured"
+    assert {kind: len(errors) for kind, errors in found["links"].items()}["all-reduce"] == 2
     assert not any("cost table" in line for line in missed(found))
+    found["models"]["dense"]["stock"]["links"]["all-gather"][2] = (16e4, 20.0)
+    _, found["links"] = fitted(found)
+    assert any("cost table" in line for line in missed(found))
 
 
 def test_experts_are_compared_with_vllms_experts() -> None:

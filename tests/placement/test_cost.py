@@ -13,7 +13,7 @@ from tests.placement.placement_cases import TABLE, model
 from tokenspeed_plugin.placement import Conversion, PlacementError, PlacementSpec
 from tokenspeed_plugin.placement.algebra import PARTIAL, REPLICATE, TOKENS
 from tokenspeed_plugin.placement.conversion_path import primitives
-from tokenspeed_plugin.placement.cost import CostModel, CostTable, LinkCost, Sample, fit_link
+from tokenspeed_plugin.placement.cost import CostModel, CostTable, LinkCost, LinkCurve, Sample, measured_link
 from tokenspeed_plugin.placement.cost.cost_table import ring_bytes
 from tokenspeed_plugin.placement.layout import spread
 from tokenspeed_plugin.placement.models.blocks import HIDDEN
@@ -48,24 +48,28 @@ def test_uneven_tokens_are_charged_as_padded() -> None:
     assert cost_of(PARTIAL, REPLICATE, 10) == 2 * 3 / 4 * 10 * 32 * 2
 
 
-def test_the_fit_recovers_latency_and_bandwidth() -> None:
+def test_a_measured_link_passes_its_samples_and_is_a_line_on_logarithmic_scales_between() -> None:
+    link = measured_link([Sample(ring_bytes=n, time_us=t) for n, t in ((4e6, 40.0), (1e3, 5.0), (1e6, 10.0))])
+    assert [link.time_us(n) for n in (1e3, 1e6, 4e6)] == pytest.approx([5.0, 10.0, 40.0])
+    assert link.time_us(2e6) == pytest.approx(20.0)
+    assert link.time_us(0) == link.time_us(10) == pytest.approx(5.0)
+    assert link.time_us(8e6) == pytest.approx(80.0)
+
+
+def test_a_measured_link_is_near_a_latency_and_a_bandwidth_where_there_is_nothing_else() -> None:
     truth = LinkCost(latency_us=7.5, gbytes_per_s=320)
-    sizes = [2**k for k in range(10, 28, 3)]
-    fitted = fit_link([Sample(ring_bytes=n, time_us=truth.time_us(n)) for n in sizes])
-    assert fitted.latency_us == pytest.approx(7.5)
-    assert fitted.gbytes_per_s == pytest.approx(320)
+    link = measured_link([Sample(ring_bytes=2**k, time_us=truth.time_us(2**k)) for k in range(10, 28, 2)])
+    for exponent in range(10, 27):
+        assert link.time_us(1.5 * 2**exponent) == pytest.approx(truth.time_us(1.5 * 2**exponent), rel=0.07)
 
 
-def test_the_fit_never_gives_a_negative_latency() -> None:
-    fitted = fit_link([Sample(ring_bytes=1e6, time_us=1.0), Sample(ring_bytes=2e6, time_us=4.0)])
-    assert fitted.latency_us == 0
-
-
-def test_the_fit_refuses_what_it_cannot_fit() -> None:
+def test_samples_that_make_no_link_are_refused() -> None:
     with pytest.raises(PlacementError, match="3 samples of one size"):
-        fit_link([Sample(ring_bytes=10, time_us=1)] * 3)
+        measured_link([Sample(ring_bytes=10, time_us=1)] * 3)
     with pytest.raises(PlacementError, match="time does not grow"):
-        fit_link([Sample(ring_bytes=1e3, time_us=10), Sample(ring_bytes=1e6, time_us=9)])
+        measured_link([Sample(ring_bytes=1e3, time_us=10), Sample(ring_bytes=1e6, time_us=9)])
+    with pytest.raises(ValueError, match=r"must be positive and ascend, not \[2.0, 1.0\]"):
+        LinkCurve(samples=(Sample(ring_bytes=2, time_us=1), Sample(ring_bytes=1, time_us=1)))
 
 
 def test_the_shipped_table_says_that_links_are_estimates_until_measured() -> None:

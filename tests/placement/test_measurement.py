@@ -12,7 +12,7 @@ from torch import distributed, multiprocessing
 
 from tests.placement.placement_cases import TABLE
 from tokenspeed_plugin.placement import Conversion
-from tokenspeed_plugin.placement.cost import CostTable, LinkCost, Sample
+from tokenspeed_plugin.placement.cost import CostTable, Sample
 from tokenspeed_plugin.placement.cost.measurement import measure, measured_table, prediction_errors
 
 SIZES_BYTES = (2**12, 2**16, 2**23)
@@ -44,11 +44,9 @@ def test_ranks_agree_on_what_they_measured(tmp_path: Path) -> None:
     assert sent["all-gather"] == [n / 2 for n in SIZES_BYTES]
 
 
-def test_prediction_errors_are_relative_to_the_measured_time() -> None:
+def test_a_size_is_predicted_from_the_others_relative_to_its_measured_time() -> None:
     kind = Conversion.ALL_GATHER
-    link = LinkCost(latency_us=10, gbytes_per_s=100)
-    samples = {kind: [Sample(ring_bytes=n, time_us=link.time_us(n)) for n in (1e3, 1e6, 1e8)]}
-    table = measured_table(TABLE, 4, samples)
-    assert prediction_errors(table, 4, samples)[kind] == pytest.approx([0, 0, 0], abs=1e-9)
-    slower = {kind: [Sample(ring_bytes=s.ring_bytes, time_us=2 * s.time_us) for s in samples[kind]]}
-    assert prediction_errors(table, 4, slower)[kind] == pytest.approx([-0.5, -0.5, -0.5])
+    samples = [Sample(ring_bytes=n, time_us=t) for n, t in ((1e3, 10.0), (1e4, 20.0), (1e5, 40.0), (1e6, 200.0))]
+    (first, second) = prediction_errors({kind: samples})[kind]
+    assert first == pytest.approx((1e4, 0.0))
+    assert second == pytest.approx((1e5, (20.0 * 200.0) ** 0.5 / 40.0 - 1))
