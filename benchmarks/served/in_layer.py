@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLA decode between the products that stand beside it in a layer: what it costs there, launches of other kernels around it.
+"""MLA decode among the kernels of a layer: what it costs there.
 
-In `benchmarks.mla` a kernel follows itself. In a layer it follows the product that takes queries into the latent space, and
-the product that takes outputs back follows it; both are timed without it, too, and what it adds is reported.
+In `benchmarks.mla` a kernel follows itself, so its instructions and its plan are still in the caches. In a layer it follows the
+product that takes queries into the latent space, the product that takes outputs back follows it, and then come kernels of
+other kinds that read more weights than the L2 holds. All of them are timed without it, too, and what it adds is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tokenspeed_plugin.kernels.graph_timing import time_us
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
 from tokenspeed_plugin.kernels.mla.sm90.decode import MlaDecodePlan, MlaWorkspace, mla_decode
 
-HEAD_DIMS, VALUE_DIMS = 128, 128
+HEAD_DIMS, VALUE_DIMS, HIDDEN, EXPERTS, CHOSEN = 128, 128, 2048, 64, 6
+WEIGHTS_BYTES = 256 << 20
+"""Read by the rest of the layer."""
 SERVED_PAGE_TOKENS, SERVED_SPLITS = 16, 32
 """What vLLM runs FlashAttention 3 with in a CUDA graph unless told otherwise."""
 LAUNCHES = (
@@ -30,9 +33,9 @@ LAUNCHES = (
 
 
 class Neighbours:
-    """The two products of a layer's decode, on queries of their own."""
+    """The two products of a layer's decode, on queries of their own, and a few other kernels in place of the rest of the layer."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, weights_bytes: int) -> None:
         tokens, heads = inputs.q.shape[:2]
 
         def random(*shape: int) -> torch.Tensor:
@@ -44,19 +47,25 @@ class Neighbours:
             random(heads, LATENT_DIMS, VALUE_DIMS),
         )
         self.latents, self.out = random(tokens, heads, LATENT_DIMS), random(heads, tokens, VALUE_DIMS)
+        self.projection, self.router = random(heads * VALUE_DIMS, HIDDEN), random(HIDDEN, EXPERTS)
+        self.weights = random(weights_bytes // 2)
 
     def added_us(self, attention: Callable[[int], torch.Tensor]) -> float:
         """Microseconds that a layer takes longer with `attention` between its products."""
 
-        def without(_: int) -> None:
+        def layer(call: int, between: Callable[[int], torch.Tensor]) -> None:
             torch.bmm(self.q, self.into_latents, out=self.latents.transpose(0, 1))
-            torch.bmm(self.latents.transpose(0, 1), self.out_of_latents, out=self.out)
+            torch.bmm(between(call).transpose(0, 1), self.out_of_latents, out=self.out)
+            self._rest()
 
-        def with_attention(call: int) -> None:
-            torch.bmm(self.q, self.into_latents, out=self.latents.transpose(0, 1))
-            torch.bmm(attention(call).transpose(0, 1), self.out_of_latents, out=self.out)
+        with_attention = time_us(lambda call: layer(call, attention))
+        return with_attention - time_us(lambda call: layer(call, lambda _: self.latents))
 
-        return time_us(with_attention) - time_us(without)
+    def _rest(self) -> None:
+        hidden = self.out.transpose(0, 1).flatten(1) @ self.projection
+        hidden = torch.nn.functional.rms_norm(hidden, (HIDDEN,))
+        torch.topk((hidden @ self.router).softmax(-1), CHOSEN)
+        self.weights.sum()
 
 
 def in_order(inputs: Inputs) -> Inputs:
@@ -73,7 +82,7 @@ def in_layer_us(inputs: Inputs, served: Inputs, flash_attention: FlashAttention3
         served: the same cell in pages of `SERVED_PAGE_TOKENS`.
         flash_attention: vLLM's.
     """
-    neighbours = Neighbours(inputs)
+    neighbours = Neighbours(inputs, WEIGHTS_BYTES)
     found = {}
     for name, cooperative, dependent in LAUNCHES:
         launch = _ours(inputs, neighbours.latents, cooperative, dependent)

@@ -52,7 +52,7 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     """By number of sessions: ours, and FlashAttention 3 at its best splits, as `benchmarks.mla` measures them.
 
     There the pages of a session lie anywhere; in an engine that has just started they lie in order, so both are also timed so,
-    and between the kernels of a layer (`benchmarks.served.in_layer`).
+    and among the kernels of a layer (`benchmarks.served.in_layer`).
 
     Raises:
         KernelTimesError: FlashAttention 3 does not run here.

@@ -53,6 +53,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         assert (q_nope.shape, q_rope.shape) == ((REQUESTS, HEADS, 512), (REQUESTS, HEADS, 64))
         return torch.ones(REQUESTS, HEADS, 512, dtype=torch.bfloat16), None
 
+    monkeypatch.setattr(in_layer, "WEIGHTS_BYTES", 64)
     monkeypatch.setattr(in_layer, "time_us", time_us)
     monkeypatch.setattr(in_layer, "MlaWorkspace", lambda *_, **options: options)
     monkeypatch.setattr(in_layer, "MlaDecodePlan", Plan)
@@ -86,7 +87,7 @@ def test_each_way_to_launch_is_timed_without_its_neighbours(called: list[tuple[A
 
 
 def test_the_products_are_those_of_a_layer() -> None:
-    neighbours = in_layer.Neighbours(inputs(64))
+    neighbours = in_layer.Neighbours(inputs(64), 64)
     seen: list[torch.Tensor] = []
 
     def attention(call: int) -> torch.Tensor:
