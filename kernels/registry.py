@@ -241,10 +241,11 @@ def default_registry() -> Registry:
     if not _loaded:
         from tokenspeed_plugin.hooks import plugin_manager
         from tokenspeed_plugin.kernels.comm.solutions import SOLUTIONS as COMM
+        from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import SOLUTIONS as CACHED_PREFILL
         from tokenspeed_plugin.kernels.mla.solutions import SOLUTIONS as MLA
 
         _loaded = True
-        for spec in (*MLA, *COMM):
+        for spec in (*MLA, *CACHED_PREFILL, *COMM):
             _registry.register(spec)
         for offered in plugin_manager().hook.tokenspeed_kernels():
             for spec in offered:

@@ -14,6 +14,7 @@ import vllm.v1.attention.backends.fa_utils as fa_utils
 from vllm.config import CUDAGraphMode
 
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS
+from tokenspeed_plugin.kernels.mla.prefill_reference import mla_prefill_reference
 from tokenspeed_plugin.kernels.mla.reference import mla_decode_reference
 from tokenspeed_plugin.kernels.registry import Capability, KernelSpec, OperandFormat, Priority, ShapeTrait
 
@@ -22,8 +23,17 @@ calls: list[str] = []
 """Which kernel ran, call by call: `flash`, or a solution's name."""
 
 
-def flash_attention(*, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_v: torch.Tensor, **given: Any) -> Any:
-    """FlashAttention 3 as vLLM's MLA calls it, by the torch reference."""
+def flash_attention(
+    *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_v: torch.Tensor | None = None, **given: Any
+) -> Any:
+    """FlashAttention 3 as vLLM's MLA and our prefill call it, by the torch references."""
+    if q_v is None:
+        calls.append("flash prefill")
+        assert (given["causal"], given["fa_version"]) == (True, 3)
+        starts, scale = (given["cu_seqlens_q"], given["cu_seqlens_k"]), given["softmax_scale"]
+        assert given["max_seqlen_q"] == (starts[0][1:] - starts[0][:-1]).max()
+        assert given["max_seqlen_k"] == (starts[1][1:] - starts[1][:-1]).max()
+        return given["out"].copy_(mla_prefill_reference(q, k, v, *starts, scale, dtype=torch.float32)[0])
     calls.append("flash")
     cache = torch.cat((v.squeeze(-2), k.squeeze(-2)), dim=-1)
     out, lse = mla_decode_reference(
@@ -108,6 +118,8 @@ def vllm_config(heads: int = 16, *, kernels: str = "auto", drafts: int = 0, max_
         qk_nope_head_dim=NOPE_DIMS,
         qk_rope_head_dim=ROPE_DIMS,
         v_head_dim=NOPE_DIMS,
+        num_heads=heads,
+        kv_b_proj=SimpleNamespace(weight=None),
         prefill_backend=SimpleNamespace(clone=SimpleNamespace),
     )
     model = SimpleNamespace(

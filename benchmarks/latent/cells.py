@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of MLA decode and what physics allows on them."""
+"""The cells of MLA decode and of prefill on a cached prefix, and what physics allows on them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from tokenspeed_plugin.kernels.mla.cached_prefill.groups import KEY_DIMS, NOPE_DIMS, VALUE_DIMS
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
 
 TOKEN_BYTES = HEAD_DIMS * 2
@@ -45,6 +46,41 @@ LONG = (131072, 262144, 524288, 1048576)
 def cells(heads: tuple[int, ...], query_tokens: tuple[int, ...], shapes: tuple[tuple[int, int], ...]) -> list[Cell]:
     """Every combination, shapes innermost."""
     return [Cell(h, q, b, length) for h in heads for q in query_tokens for b, length in shapes]
+
+
+@dataclass(frozen=True)
+class PrefillCell:
+    """`query_tokens` new tokens of one request on `context_tokens` cached ones."""
+
+    heads: int
+    query_tokens: int
+    context_tokens: int
+
+    @property
+    def floor_us(self) -> float:
+        """Operations of the cheaper way over the matrix rate: keys and values unfolded, or queries absorbed."""
+        pairs = self.query_tokens * (self.context_tokens + self.query_tokens / 2)
+        unfold = LATENT_DIMS * (NOPE_DIMS + VALUE_DIMS)
+        unfolded = (self.context_tokens + self.query_tokens) * unfold + pairs * (KEY_DIMS + VALUE_DIMS)
+        absorbed = self.query_tokens * unfold + pairs * (HEAD_DIMS + LATENT_DIMS)
+        return 2e6 * self.heads * min(unfolded, absorbed) / BF16_FLOPS_PER_S
+
+    def __str__(self) -> str:
+        return f"H{self.heads} {self.query_tokens} on {self.context_tokens // 1024}K"
+
+
+PREFILL_HEADS, PREFILL_QUERIES, PREFILL_CONTEXTS = (16, 128), (256, 512, 2048), (32768, 65536, 131072)
+"""What the project's issue asks for."""
+OTHER_PREFILLS = tuple(
+    PrefillCell(16, *shape)
+    for shape in ((64, 65536), (128, 65536), (256, 8192), (512, 8192), (2048, 8192), (8192, 65536))
+)
+"""Cells that only tell an engine where our kernel is the better one."""
+
+
+def prefill_cells(heads: tuple[int, ...] = PREFILL_HEADS) -> list[PrefillCell]:
+    """The cells of the bar, for some of its head counts."""
+    return [PrefillCell(h, q, c) for h in heads for q in PREFILL_QUERIES for c in PREFILL_CONTEXTS]
 
 
 def geometric_mean(values: list[float]) -> float:

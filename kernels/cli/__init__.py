@@ -21,6 +21,7 @@ from tokenspeed_plugin.kernels.autotune import (
 )
 from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError, named_solution, share_of
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE as CACHED_PREFILL
 from tokenspeed_plugin.kernels.mla.share import QUERY_TOKENS
 from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
 from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
@@ -65,13 +66,14 @@ def explain(
     platform: Annotated[str | None, typer.Option(help="cpu, cuda:9.0 or rocm:9.5; default: this machine.")] = None,
     gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "",
     kernels: Annotated[str, typer.Option(help="Override as --kernels takes it: auto, or mla=NAME.")] = "auto",
+    prefill: Annotated[bool, typer.Option("--prefill", help="Prefill on cached tokens instead of decode.")] = False,
     fp8: Fp8 = False,
 ) -> None:
-    """Show which MLA decode kernel would run, and why no other."""
+    """Show which MLA kernel would run, and why no other."""
     device = _platform(platform, gpu)
     request = KernelRequest(
         "mla",
-        "decode",
+        CACHED_PREFILL if prefill else "decode",
         FP8 if fp8 else BF16,
         decode_shape(heads, queries, page, requests, context),
         device,
@@ -195,6 +197,11 @@ def table_of(document: dict[str, object]) -> TuningTable:
             named = {names[n]: float(us) for n, us in measured["times_us"].items() if n in names}
             if named:
                 table.record("mla", "decode", signature, shape, named)
+    prefills = document.get("prefills", [])
+    for measured in prefills if isinstance(prefills, list) else ():
+        cell = measured["cell"]
+        shape = decode_shape(cell["heads"], cell["query_tokens"], 64, 1, cell["context_tokens"])
+        table.record("mla", CACHED_PREFILL, BF16, shape, measured["times_us"])
     return table
 
 

@@ -17,8 +17,15 @@ from tokenspeed_plugin.host.attention_names import (
     FlashAttnMLADecodeMetadata,
     FlashAttnMLAImpl,
     FlashAttnMLAMetadataBuilder,
+    get_current_vllm_config,
 )
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
+from tokenspeed_plugin.kernels.engine.prefill_steps import (
+    PrefillSteps,
+    dense_weights,
+    prefill_steps,
+    reserved_bytes,
+)
 from tokenspeed_plugin.kernels.engine.start import decode_steps
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 
@@ -68,6 +75,9 @@ class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
     """Builds the metadata of a step, on the model's stream, before its layers."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        self._prefills = _prefill_steps(kv_cache_spec, layer_names, vllm_config)
+        if self._prefills is not None:
+            self.reorder_batch_threshold = self._prefills.absorbed_limit
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._steps = decode_steps(vllm_config, self.num_heads, self.mla_dims, kv_cache_spec, device)
         self._for_capture = False
@@ -79,6 +89,23 @@ class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
             return super().build_for_cudagraph_capture(common_attn_metadata)
         finally:
             self._for_capture = False
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        """Metadata of a step; with the plan of our prefill when it takes the step's prefills."""
+        prefills, least = self._prefills, self.reorder_batch_threshold
+        if prefills is None or common_attn_metadata.max_query_len <= least:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        lengths = common_attn_metadata.seq_lens_cpu_upper_bound
+        self.reorder_batch_threshold = max(least, prefills.threshold(common_attn_metadata.query_start_loc_cpu, lengths))
+        try:
+            metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        finally:
+            self.reorder_batch_threshold = least
+        prefill = metadata.prefill
+        if prefill is not None and prefill.chunked_context is not None:
+            contexts = prefill.chunked_context.context_lens_list
+            prefill.step = prefills.step(prefill.query_lens_cpu.tolist(), contexts, prefill.block_table)
+        return metadata
 
     def _build_decode(
         self,
@@ -124,11 +151,46 @@ class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
         )
 
 
+def _prefill_steps(kv_cache_spec: Any, layer_names: list[str], vllm_config: Any) -> PrefillSteps | None:
+    layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
+    projections = [layer.kv_b_proj for layer in layers]
+    return prefill_steps(vllm_config, layers[0].num_heads, layers[0], kv_cache_spec, projections)
+
+
 class MlaImpl(FlashAttnMLAImpl):
-    """Decode of one layer; prefill and what our kernel does not take are vLLM's."""
+    """Attention of one layer; what our kernels do not take is vLLM's."""
 
     supports_dcp: bool = False
     supports_pcp: bool = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._vllm_config = get_current_vllm_config()
+
+    def reserve_workspace(self) -> None:
+        """Show vLLM, while it measures its memory, what a prefill will need."""
+        if size := reserved_bytes(self._vllm_config, self.num_heads, self):
+            torch.empty(size, dtype=torch.uint8, device=self.kv_b_proj.weight.device)
+
+    def forward_mha(
+        self,
+        q: torch.Tensor,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: Any,
+        k_scale: torch.Tensor,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Attention of new tokens over a cached prefix and each other, into `output`, [tokens, heads x 128]."""
+        step = getattr(attn_metadata.prefill, "step", None)
+        weights = dense_weights(self.kv_b_proj, self.num_heads) if step is not None and output_scale is None else None
+        if step is None or weights is None:
+            super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale)
+            return
+        out = output.view(-1, self.num_heads, self.v_head_dim)
+        step.run(q, kv_c_and_k_pe_cache, weights, self.scale, out)
 
     def forward_mqa(
         self,

@@ -183,6 +183,15 @@ def _share(spec: KernelSpec, named: KernelSpec | None, platform: Platform, heads
     return DecodeShare(spec, HOST_SOLUTION, heads, max_context, _tuning(platform), named=named is not None)
 
 
+def tuning_of_this_gpu() -> TuningTable:
+    """Measurements that count in this process.
+
+    Raises:
+        KernelsRefusedError: the file is damaged.
+    """
+    return _tuning(this_platform())
+
+
 def _fitting(named: KernelSpec | None, platform: Platform, heads: int) -> KernelSpec | _Unfit:
     """The kernel of the highest tier that runs there, or the named one."""
     request = KernelRequest(FAMILY, MODE, BF16, decode_shape(heads, 1, PAGE_TOKENS, 1, 1), platform)

@@ -56,6 +56,22 @@ def test_explain_says_when_the_host_keeps_its_own() -> None:
     assert "vLLM's own backend FLASH_ATTN_MLA stays in charge." in output
 
 
+@pytest.mark.parametrize(("queries", "host"), [("512", "flashattn3"), ("513", "unfolded")])
+def test_explain_shows_prefill_on_cached_tokens_too(queries: str, host: str, tmp_path: Path) -> None:
+    arguments = ("explain", "--platform", "cuda:9.0", "--gpu", "GPU", "--prefill", "--queries", queries)
+    code, output = run(*arguments)
+    assert (code, output.count("nothing was measured"), "tier portable" in output) == (0, 1, True)
+    assert "vLLM's own backend FLASH_ATTN_MLA stays in charge." in output
+    cell = {"heads": 16, "query_tokens": int(queries), "context_tokens": 65536}
+    source = tmp_path / "mla.json"
+    times = {"head_groups": 10.0, host: 12.0}
+    source.write_text(json.dumps({"gpu": "GPU", "cells": [], "prefills": [{"cell": cell, "times_us": times}]}))
+    assert run("tune", "--benchmark", str(source))[0] == 0
+    code, output = run(*arguments)
+    assert (code, "measured fastest: 10.0 us" in output, "stays in charge" in output) == (0, True, False)
+    assert "measured 12.0 us, head_groups 10.0 us" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -29,6 +29,35 @@ KERNELS: tuple[Capability, ...] = (
     Capability(_MLA + "MLACommonMetadataBuilder.build_for_cudagraph_capture", parameters=("common_attn_metadata",)),
     Capability(_MLA + "MLACommonImpl.forward_mqa", parameters=("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
     Capability(_MLA + "MLADims", fields=("kv_lora_rank", "qk_rope_head_dim")),
+    # Prefill on a cached prefix: taken from the override of `forward_mha`, planned in that of `build`.
+    Capability(
+        _MLA + "MLACommonBaseImpl.forward_mha",
+        parameters=(
+            "q",
+            "kv_c_normed",
+            "k_pe",
+            "kv_c_and_k_pe_cache",
+            "attn_metadata",
+            "k_scale",
+            "output",
+            "output_scale",
+        ),
+    ),
+    Capability(
+        _MLA + "MLACommonMetadataBuilder.build",
+        parameters=("common_prefix_len", "common_attn_metadata", "fast_build"),
+    ),
+    Capability(_MLA + "MLACommonPrefillMetadata", fields=("block_table", "query_lens_cpu", "chunked_context")),
+    Capability(_MLA + "MLACommonPrefillMetadata.ChunkedContextMetadata", fields=("context_lens_list",)),
+    Capability(
+        _MLA + "MLAAttention.__init__",
+        parameters=("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "kv_b_proj"),
+    ),
+    Capability(
+        "vllm.v1.attention.backend:CommonAttentionMetadata",
+        fields=("max_query_len", "query_start_loc_cpu", "seq_lens_cpu_upper_bound"),
+    ),
+    Capability("vllm.config:get_current_vllm_config"),
     Capability("vllm.platforms:current_platform.get_device_capability"),
     Capability("vllm.platforms:current_platform.get_device_name"),
 )
@@ -39,7 +68,26 @@ FLASH_ATTN_MLA: tuple[Capability, ...] = (
         _FLASH + "FlashAttnMLABackend",
         attributes=("get_supported_kernel_block_sizes", "supports_batch_invariance"),
     ),
-    Capability(_FLASH + "FlashAttnMLAMetadataBuilder", attributes=("query_len_support", "_cudagraph_support")),
+    Capability(
+        _FLASH + "FlashAttnMLAMetadataBuilder",
+        attributes=("query_len_support", "_cudagraph_support", "reorder_batch_threshold"),
+    ),
+    Capability(
+        "vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func",
+        parameters=(
+            "q",
+            "k",
+            "v",
+            "max_seqlen_q",
+            "cu_seqlens_q",
+            "max_seqlen_k",
+            "cu_seqlens_k",
+            "softmax_scale",
+            "causal",
+            "out",
+            "fa_version",
+        ),
+    ),
     Capability(_FLASH + "FlashAttnMLAImpl.forward_mqa", parameters=("q", "attn_metadata")),
     Capability(
         _FLASH + "FlashAttnMLADecodeMetadata",

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLA prefill of new tokens on a cached prefix: ours and both of vLLM's ways, each from latent cache and queries to output.
+
+vLLM's are called through its own metadata builders and layers' implementations, FlashAttention MLA: `absorbed` carries queries
+into the latent space and results out of it around `forward_mqa`, `unfolded` is `forward_mha`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.latent.cells import OTHER_PREFILLS, PREFILL_HEADS, PrefillCell, prefill_cells
+from benchmarks.latent.peers import PeerUnavailableError
+from benchmarks.latent.prefill_inputs import PrefillInputs, VllmPrefill
+from benchmarks.report import MissingFigureError, print_table
+from tokenspeed_plugin.kernels.graph_timing import replay_us
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OURS, UNFOLDED
+
+STOCK = (ABSORBED, UNFOLDED)
+GRAPH_US, REPLAYS = 20_000.0, 5
+"""Device time of a graph, about (a cell's calls are repeated in it as often as this takes), and how often it runs."""
+
+
+@dataclass
+class MeasuredPrefill:
+    """Microseconds by implementation, and our largest relative difference to vLLM's."""
+
+    cell: PrefillCell
+    floor_us: float
+    times_us: dict[str, float] = field(default_factory=dict)
+    difference: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """The better of vLLM's ways over ours."""
+        return min(self.times_us[name] for name in STOCK if name in self.times_us) / self.times_us[OURS]
+
+
+def run_prefill(cell: PrefillCell, vllm: VllmPrefill) -> MeasuredPrefill:
+    """Time all implementations on one cell, replay by replay in turn; of vLLM's absorbed way the better split setting."""
+    inputs = PrefillInputs(cell, vllm)
+    calls = max(1, min(20, round(GRAPH_US / (2 * cell.floor_us))))
+    measured = MeasuredPrefill(cell, cell.floor_us)
+    graphs, results = {}, {}
+    for name, launch in inputs.launches().items():
+        graphs[name] = _captured(launch, calls)
+        results[name] = inputs.output.float()
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(1 + REPLAYS):
+        for name, graph in graphs.items():
+            samples[name].append(replay_us(graph) / calls)
+    for name, times in samples.items():
+        solution = name.partition(" ")[0]
+        found = statistics.median(times[1:])
+        measured.times_us[solution] = min(found, measured.times_us.get(solution, found))
+    ours = results.pop(OURS)
+    measured.difference = max(float((ours - theirs).norm() / theirs.norm()) for theirs in results.values())
+    return measured
+
+
+def measure_prefills(heads: tuple[int, ...], others: bool) -> tuple[list[MeasuredPrefill], str]:
+    """Run the cells of the bar, and those that only selection reads.
+
+    Returns:
+        What was measured, and why nothing was; one of them is empty.
+    """
+    try:
+        vllm = VllmPrefill()
+    except PeerUnavailableError as error:
+        return [], str(error)
+    more = [cell for cell in OTHER_PREFILLS if others and cell.heads in heads]
+    cells = [*prefill_cells(tuple(h for h in heads if h in PREFILL_HEADS)), *more]
+    return [run_prefill(cell, vllm) for cell in cells], ""
+
+
+def worst_speedup(measured: list[MeasuredPrefill], absent: str) -> float:
+    """Of the cells of the bar, all of which must have run."""
+    by_cell = {m.cell: m for m in measured}
+    if missing := [cell for cell in prefill_cells() if cell not in by_cell]:
+        raise MissingFigureError(absent or f"{', '.join(map(str, missing[:3]))} and others were not run")
+    return min(by_cell[cell].speedup for cell in prefill_cells())
+
+
+def print_prefills(measured: list[MeasuredPrefill]) -> None:
+    """Print one line per cell."""
+    rows = []
+    for m in measured:
+        times = [f"{m.times_us[name]:.0f}" if name in m.times_us else "-" for name in (OURS, *STOCK)]
+        rows.append((str(m.cell), f"{m.floor_us:.0f}", *times, f"{m.speedup:.2f}", f"{m.difference:.1e}"))
+    columns = ("cell", "floor", "ours", "absorbed (vLLM)", "unfolded (vLLM)", "speed-up", "difference")
+    print_table("MLA prefill on a cached prefix, bf16, page 64, microseconds", columns, rows)
+
+
+def _captured(call: Callable[[], None], calls: int) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The solutions of MLA prefill on a cached prefix: ours, the definition, and the two ways in which the host does it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenspeed_plugin.kernels.mla.solutions import BF16, HOPPER
+from tokenspeed_plugin.kernels.registry import (
+    Capability,
+    KernelSpec,
+    Objective,
+    OperandFormat,
+    Priority,
+    ShapeTrait,
+)
+
+MODE = "cached_prefill"
+OURS, ABSORBED, UNFOLDED = "head_groups", "flashattn3", "unfolded"
+"""Ours, and vLLM's two: queries carried into the latent space, or keys and values of the prefix made in chunks."""
+HOST_BACKEND = "FLASH_ATTN_MLA"
+ABSORBED_QUERY_TOKENS = 512
+"""New tokens of a request up to which vLLM's FlashAttention MLA carries queries into the latent space."""
+
+
+def _reference() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.cached_prefill.reference import mla_cached_prefill_reference
+
+    return mla_cached_prefill_reference
+
+
+def _head_groups() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import mla_cached_prefill
+
+    return mla_cached_prefill
+
+
+def _host() -> Callable[..., Any]:
+    raise RuntimeError(f"{HOST_BACKEND} is a backend of vLLM: leave the choice to vLLM instead of calling it from here")
+
+
+def _missing(*modules: str) -> str | None:
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    return f"the package {absent[0]} is not installed" if absent else None
+
+
+def _source(*names: str) -> str:
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()[:16]
+
+
+SOLUTIONS = (
+    KernelSpec(
+        "mla",
+        MODE,
+        "reference",
+        capabilities=(Capability("cpu"), Capability("cuda"), Capability("rocm")),
+        signatures=(BF16, {operand: OperandFormat("float32") for operand in BF16}),
+        load=_reference,
+        priority=Priority.REFERENCE,
+        objectives=frozenset(Objective),
+        source=functools.partial(_source, "reference.py"),
+    ),
+    KernelSpec(
+        "mla",
+        MODE,
+        OURS,
+        capabilities=(HOPPER,),
+        signatures=(BF16,),
+        load=_head_groups,
+        priority=Priority.PORTABLE,
+        traits=(ShapeTrait("heads", 1, 128), ShapeTrait("page_tokens", 1)),
+        unavailable=functools.partial(_missing, "triton", "vllm"),
+        source=functools.partial(_source, "groups.py", "packing.py", "prefill.py"),
+    ),
+    KernelSpec(
+        "mla",
+        MODE,
+        ABSORBED,
+        capabilities=(HOPPER,),
+        signatures=(BF16,),
+        load=_host,
+        priority=Priority.PERFORMANT,
+        traits=(
+            ShapeTrait("query_tokens", 1, ABSORBED_QUERY_TOKENS),
+            ShapeTrait("page_tokens", 16, power_of_two=True),
+        ),
+        host_backend=HOST_BACKEND,
+        unavailable=functools.partial(_missing, "vllm"),
+    ),
+    KernelSpec(
+        "mla",
+        MODE,
+        UNFOLDED,
+        capabilities=(HOPPER,),
+        signatures=(BF16,),
+        load=_host,
+        priority=Priority.PERFORMANT,
+        traits=(
+            ShapeTrait("query_tokens", ABSORBED_QUERY_TOKENS + 1),
+            ShapeTrait("page_tokens", 16, power_of_two=True),
+        ),
+        host_backend=HOST_BACKEND,
+        unavailable=functools.partial(_missing, "vllm"),
+    ),
+)
