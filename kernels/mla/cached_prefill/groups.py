@@ -29,7 +29,7 @@ class WorkspaceTooSmallError(ValueError):
 
 @dataclass(frozen=True)
 class Group:
-    """Requests that are unfolded together, `heads` at a time.
+    """Requests that are unfolded together, `heads` at a time: all of them, or a power of two.
 
     Attributes:
         requests: which ones.
@@ -108,5 +108,6 @@ def _group(
             f"{kv_starts[-1]} KV tokens of one head take {workspace_bytes(kv_starts[-1], 1)} bytes, "
             f"the workspace has {limit_bytes}"
         )
-    passes = -(-num_heads // fitting)
-    return Group(slice(first, end), (0, *itertools.accumulate(queries)), kv_starts, -(-num_heads // passes))
+    # A power of two: 128 tiles of rows, heads and splits fill 132 multiprocessors, 152 would take them twice.
+    heads = num_heads if fitting >= num_heads else 1 << (fitting.bit_length() - 1)
+    return Group(slice(first, end), (0, *itertools.accumulate(queries)), kv_starts, heads)

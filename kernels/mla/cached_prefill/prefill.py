@@ -25,7 +25,7 @@ from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
 from tokenspeed_plugin.kernels.mla.operands import require
 
 UNFOLD_TOKENS = 16384
-"""Tokens that are unfolded by one product: their latents stay in the L2 cache while all heads read them."""
+"""Tokens, about, that are unfolded by one product: their latents stay in the L2 cache while all heads read them."""
 
 
 class Attend(Protocol):
@@ -170,10 +170,11 @@ def _carve(workspace: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.T
 
 
 def _unfold(latents: torch.Tensor, halves: torch.Tensor, unfolded: torch.Tensor) -> None:
-    for first in range(0, latents.shape[0], UNFOLD_TOKENS):
-        block = latents[first : first + UNFOLD_TOKENS]
-        target = unfolded[:, first : first + UNFOLD_TOKENS, :NOPE_DIMS]
-        torch.bmm(block.expand(halves.shape[0], -1, -1), halves, out=target)
+    tokens = latents.shape[0]
+    share = -(-tokens // max(1, round(tokens / UNFOLD_TOKENS)))
+    for first in range(0, tokens, share):
+        block = latents[first : first + share].expand(halves.shape[0], -1, -1)
+        torch.bmm(block, halves, out=unfolded[:, first : first + share, :NOPE_DIMS])
 
 
 def _gather(kv_cache: torch.Tensor, slots: torch.Tensor, latents: torch.Tensor, keys: torch.Tensor) -> None:
