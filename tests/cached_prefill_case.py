@@ -67,9 +67,13 @@ class Case:
             self.q, clean, table, lengths, self.query_starts, self.weights, SCALE, dtype=dtype
         )
 
-    def bound(self, truth: torch.Tensor) -> float:
-        """The error that the same types allow, and a floor."""
-        return float(2 * (self.truth(torch.bfloat16).double() - truth).abs().max()) + 1e-3
+    def check(self, out: torch.Tensor, rows: slice = slice(None)) -> None:
+        """Assert that no element errs by more than the same types allow, and a floor, and all together by less than that."""
+        truth = self.truth()
+        bound = 2 * (self.truth(torch.bfloat16).double() - truth).abs().max() + 1e-3
+        difference = out.double() - truth[rows]
+        assert difference.abs().max() <= bound
+        assert difference.norm() <= 8e-3 * truth[rows].norm()
 
     def run(self, attend: Attend, limit_bytes: int | None = None) -> tuple[torch.Tensor, int]:
         """The result, between columns that must stay as they are, and the number of groups."""
