@@ -125,8 +125,8 @@ def test_serving_shows_which_batches_are_taken() -> None:
         for line in output.splitlines()
         if len(cells := [c.strip() for c in line.split("│")]) > 4
     }
-    assert (rows["1", "1"], rows["2", "64"], rows["8", "1"]) == ("cuda_sm90", "vLLM", "vLLM")
-    assert "x the time of flashattn3 (measured with 16 heads, 64 requests)" in output
+    assert (rows["1", "1"], rows["4", "256"], rows["8", "1"]) == ("cuda_sm90", "vLLM", "vLLM")
+    assert "x the time of flashattn3 (measured with 16 heads, 128 requests)" in output
     assert "nothing was measured for 8 query tokens" in output
 
 
