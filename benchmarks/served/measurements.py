@@ -58,6 +58,11 @@ def _serve(llm: Any, prompts: list[list[int]], request: dict[str, Any], label: s
     return serve_batch(llm, prompts, tokens, label, [prompt[0] for prompt in prompts], extra)
 
 
+def route_alike(llm: Any, request: dict[str, Any]) -> dict[str, int]:
+    """See `Timed.route_alike`."""
+    return {"routers": llm.collective_rpc("route_alike", args=(request["alike"],))[0]}
+
+
 def graph_kernels(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """See `Timed.replay_decode_graph`: the graph of a decode step of the first sessions, replayed by itself."""
     prompts = _sessions(request)
@@ -82,6 +87,7 @@ def who_decodes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 COMMANDS = {
     "fill_sessions": fill_sessions,
     "decode_sessions": decode_sessions,
+    "route_alike": route_alike,
     "graph_kernels": graph_kernels,
     "session_tokens": session_tokens,
     "who_decodes": who_decodes,

@@ -71,7 +71,13 @@ class Run:
 
     def _parts(self) -> list[Callable[[dict[str, EngineProcess]], None]]:
         alone = not self._options.no_kernel_times and self._options.device == "cuda"
-        timed = [self._times, self._draft_times, self._long_times, *([self._kernel_times] if alone else [])]
+        timed = [
+            self._times,
+            self._alike_times,
+            self._draft_times,
+            self._long_times,
+            *([self._kernel_times] if alone else []),
+        ]
         return [*timed, self._traces, self._tokens, self._draft_tokens]
 
     def _who(self, engine: EngineProcess) -> dict[str, Any]:
@@ -84,6 +90,18 @@ class Run:
         counts = self._options.sessions
         self._fill(running, SYSTEMS, max(counts))
         self._turns(running, SYSTEMS, "decode", [Cell(str(n), self._sessions(n)) for n in counts])
+
+    def _alike_times(self, running: dict[str, EngineProcess]) -> None:
+        """The same with the same experts for every token, which leaves attention as the only difference.
+
+        Otherwise rounding decides between experts that are nearly as good, and one expert more or less in a step moves its
+        time by as much as a better attention kernel does in a layer.
+        """
+        for alike in (True, False):
+            self._ask(running, lambda engine, alike=alike: engine.run("route_alike", alike=alike), SYSTEMS)
+            if alike and all(self.figures["engines"][name].get("routers") for name in SYSTEMS):
+                cells = [Cell(str(n), self._sessions(n)) for n in self._options.sessions]
+                self._turns(running, SYSTEMS, "decode_alike", cells)
 
     def _draft_times(self, running: dict[str, EngineProcess]) -> None:
         """The same with drafts, all of which are taken."""

@@ -17,6 +17,9 @@ _NAME_CHARACTERS = 70
 def print_figures(figures: dict[str, Any]) -> None:
     """Every part that ran."""
     print_decode(figures, f"Decode of sessions of {figures['context_tokens']} tokens", SYSTEMS, figures["sessions"])
+    print_decode(
+        figures, "The same, with the same experts for every token", SYSTEMS, figures["sessions"], "decode_alike"
+    )
     for drafts in figures["drafts"]:
         title = f"Decode with {drafts} drafts, all taken; times of a step"
         print_decode(figures, title, drafting(drafts), figures["draft_sessions"])
@@ -32,11 +35,13 @@ def print_figures(figures: dict[str, Any]) -> None:
             print(f"  error of log-probabilities before that: {found['error']}")
 
 
-def print_decode(figures: dict[str, Any], title: str, pair: tuple[str, str], cells: Sequence[int]) -> None:
+def print_decode(
+    figures: dict[str, Any], title: str, pair: tuple[str, str], cells: Sequence[int], part: str = "decode"
+) -> None:
     """Graph and step of two engines by cell, and what the kernels alone promise where it is known."""
     rows = []
     for cell in cells:
-        decode = [figures["engines"][system].get("decode", {}).get(str(cell), {}) for system in pair]
+        decode = [figures["engines"][system].get(part, {}).get(str(cell), {}) for system in pair]
         who = figures["engines"][pair[1]].get("who", {}).get("choices", {}).get(str(cell)) or {}
         numbers = [_number(found, key) for key in ("graph_ms", "step_ms") for found in decode]
         promise = _predicted(figures, cell) if pair == SYSTEMS else "-"

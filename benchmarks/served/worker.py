@@ -48,6 +48,22 @@ class Timed:
         self.graph_events = []
         return taken
 
+    def route_alike(self, alike: bool) -> int:
+        """Let the routers choose the same experts for every token, or as their weights say; return how many routers there are.
+
+        Graphs read the weights where they are. Without weights all experts are equally likely, and the first are taken.
+        """
+        import torch
+
+        kept: dict[str, Any] = getattr(self, "router_weights", {})
+        with torch.inference_mode():
+            for name, weight in self.model_runner.model.named_parameters():  # type: ignore[attr-defined]
+                if name.endswith(".gate.weight"):
+                    kept.setdefault(name, weight.data.clone())
+                    weight.data.copy_(kept[name] * (not alike))
+        self.router_weights = kept
+        return len(kept)
+
     def replay_decode_graph(self, num_tokens: int, num_replays: int) -> dict[str, Any]:
         """Replay the graph of the last decode step by itself: milliseconds of a replay, and every kernel with its microseconds.
 

@@ -28,12 +28,13 @@ class Engine:
         self.options, self.broken = options, broken
         self.description = {"vllm": "0.33.0"}
         self.commands: list[str] = []
+        self.alike = False
 
     def graph_ms(self, num_sessions: int, context_tokens: int, drafts: int = 0, **_: Any) -> float:
         kind = self.options.system.partition("-")[0]
         if self.options.system.endswith("long"):
             return 0.7 + context_tokens * {"stock": 2.5e-6, "ours": 2.3e-6}[kind]
-        return GRAPH_MS[kind][num_sessions] * (1 + drafts / 10)
+        return GRAPH_MS[kind][num_sessions] * (1 + drafts / 10) - 0.01 * self.alike
 
     def run(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.commands.append(command)
@@ -44,6 +45,9 @@ class Engine:
             return {"backends": [], "page_tokens": [64], "choices": taken if self.options.system == "ours" else {}}
         if command == "fill_sessions":
             return {"elapsed_s": 1.0}
+        if command == "route_alike":
+            self.alike = arguments["alike"]
+            return {"routers": 7}
         if command == "graph_kernels":
             return {"replay_ms": 0.5, "kernels": [{"name": "decode_kernel", "calls": 8.0, "us": 216.0}]}
         if command == "decode_sessions":
@@ -91,7 +95,8 @@ def missed(figures: dict[str, Any]) -> list[str]:
 def test_both_engines_are_filled_measured_and_compared(stage: dict[str, Any], tmp_path: Path) -> None:
     code, figures = benchmark(tmp_path)
     assert (code, missed(figures)) == (0, [])
-    timed = [*["decode_sessions"] * 9, *["graph_kernels"] * 3]
+    decoded = ["decode_sessions"] * 9
+    timed = [*decoded, "route_alike", *decoded, "route_alike", *["graph_kernels"] * 3]
     expected = ["who_decodes", "fill_sessions", *timed, "tokens", "session_tokens"]
     assert {system: engine.commands for system, engine in stage["engines"].items()} == {
         "stock": expected,
@@ -99,6 +104,7 @@ def test_both_engines_are_filled_measured_and_compared(stage: dict[str, Any], tm
         "stock-flashmla": ["who_decodes", "tokens", "session_tokens"],
     }
     assert figures["engines"]["ours"]["decode"]["4"]["graph_ms"] == 0.95
+    assert figures["engines"]["ours"]["decode_alike"]["4"]["graph_ms"] == pytest.approx(0.94)
     assert len(figures["engines"]["ours"]["decode"]["4"]["reps"]) == 2
     assert figures["engines"]["ours"]["graphs"]["16"]["kernels"][0]["name"] == "decode_kernel"
     assert set(figures["tokens"]) == {"ours", "stock-flashmla"}
