@@ -146,7 +146,7 @@ class KernelSpec:
         prepare: called once before an engine starts; builds what would otherwise be built on first use.
         serves_engine: whether it can stand behind vLLM's decode: `workspace(heads, query_tokens, requests, device)`,
             `plan(workspace, requests)` with `update(seq_lens, block_table, page_tokens)`, and a callable that is used as
-            `mla_decode` of `kernels/mla/sm90` is.
+            `mla_decode` of `kernels/mla/sm90` is; of mode `append` see `kernels/mla/append_solutions.py`.
     """
 
     family: str
@@ -214,6 +214,10 @@ class Registry:
         """Return the names of all solutions of a family, whatever their mode."""
         return {spec.solution for spec in self if spec.family == family}
 
+    def solutions_of_mode(self, family: str, mode: str) -> set[str]:
+        """Return the names of the solutions of one operation."""
+        return {spec.solution for spec in self.candidates(family, mode)}
+
     def __iter__(self) -> Iterator[KernelSpec]:
         return iter(list(self._specs.values()))
 
@@ -241,11 +245,12 @@ def default_registry() -> Registry:
     if not _loaded:
         from tokenspeed_plugin.hooks import plugin_manager
         from tokenspeed_plugin.kernels.comm.solutions import SOLUTIONS as COMM
+        from tokenspeed_plugin.kernels.mla.append_solutions import SOLUTIONS as APPEND
         from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import SOLUTIONS as CACHED_PREFILL
         from tokenspeed_plugin.kernels.mla.solutions import SOLUTIONS as MLA
 
         _loaded = True
-        for spec in (*MLA, *CACHED_PREFILL, *COMM):
+        for spec in (*MLA, *CACHED_PREFILL, *APPEND, *COMM):
             _registry.register(spec)
         for offered in plugin_manager().hook.tokenspeed_kernels():
             for spec in offered:

@@ -22,6 +22,8 @@ from tokenspeed_plugin.kernels.registry import (
 )
 
 ENVIRONMENT_VARIABLE = "TOKENSPEED_KERNELS"
+OWN_KEYS = {"append": ("mla", "append")}
+"""Operations that are chosen by a key of their own, whatever the rest of their family is."""
 
 
 @dataclass(frozen=True)
@@ -64,35 +66,41 @@ class KernelSelectionError(LookupError):
 
 @dataclass(frozen=True)
 class Overrides:
-    """Solutions asked for by name, by family; where they were asked for."""
+    """Solutions asked for by name, by family or by one of `OWN_KEYS`; where they were asked for."""
 
     by_family: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
 
 
 def parse_overrides(text: str, registry: Registry, origin: str) -> Overrides:
-    """Read `auto`, `off` (nothing is asked for), or `mla=NAME,moe=NAME`.
+    """Read `auto`, `off` (nothing is asked for), or `mla=NAME,append=NAME`.
 
     Raises:
         ValueError: an unknown family or solution; the message names it and what is allowed.
     """
     if text in {"", "auto", "off"}:
         return Overrides(origin=origin)
+    keys = registry.families() | {key for key, mode in OWN_KEYS.items() if registry.candidates(*mode)}
     chosen: dict[str, str] = {}
     for part in text.split(","):
-        family, separator, solution = (piece.strip() for piece in part.partition("="))
-        if not separator or family not in registry.families():
-            allowed = ", ".join(sorted(registry.families()))
+        key, separator, solution = (piece.strip() for piece in part.partition("="))
+        if not separator or key not in keys:
+            allowed = ", ".join(sorted(keys))
             raise ValueError(
                 f"{origin}: {part.strip()!r}, allowed: auto, or FAMILY=SOLUTION with a family of {allowed}"
             )
-        if solution not in registry.solutions(family):
-            allowed = ", ".join(sorted(registry.solutions(family)))
-            raise ValueError(f"{origin}: {family}={solution!r}, allowed solutions: {allowed}")
-        if family in chosen:
-            raise ValueError(f"{origin}: {family} is given twice, as {chosen[family]!r} and {solution!r}")
-        chosen[family] = solution
+        named = registry.solutions_of_mode(*OWN_KEYS[key]) if key in OWN_KEYS else registry.solutions(key)
+        if solution not in named:
+            raise ValueError(f"{origin}: {key}={solution!r}, allowed solutions: {', '.join(sorted(named))}")
+        if key in chosen:
+            raise ValueError(f"{origin}: {key} is given twice, as {chosen[key]!r} and {solution!r}")
+        chosen[key] = solution
     return Overrides(chosen, origin)
+
+
+def override_key(family: str, mode: str) -> str:
+    """What an override names an operation by."""
+    return next((key for key, operation in OWN_KEYS.items() if operation == (family, mode)), family)
 
 
 _context: ContextVar[Overrides | None] = ContextVar("kernel_overrides", default=None)
@@ -137,7 +145,7 @@ def select_kernel(
         ValueError: an override names an unknown family or solution.
     """
     registry = registry or default_registry()
-    named, origin = _override(request.family, solution, setting, registry)
+    named, origin = _override(override_key(request.family, request.mode), solution, setting, registry)
     fitting, rejections = _filter(request, registry)
     if named is not None:
         return _named(request, named, origin, fitting, rejections)
@@ -153,16 +161,16 @@ def select_kernel(
     return Selection(best, _remarked(_why(best, request.objective, times_us), best, request), (*losers, *rejections))
 
 
-def _override(family: str, solution: str | None, setting: str, registry: Registry) -> tuple[str | None, str]:
+def _override(key: str, solution: str | None, setting: str, registry: Registry) -> tuple[str | None, str]:
     if solution is not None:
-        parsed = parse_overrides(f"{family}={solution}", registry, "argument solution")
-        return parsed.by_family[family], parsed.origin
+        parsed = parse_overrides(f"{key}={solution}", registry, "argument solution")
+        return parsed.by_family[key], parsed.origin
     context = _context.get()
     environment = parse_overrides(os.environ.get(ENVIRONMENT_VARIABLE, ""), registry, ENVIRONMENT_VARIABLE)
     flag = parse_overrides(setting, registry, "--kernels")
     for overrides in (context, environment, flag):
-        if overrides is not None and family in overrides.by_family:
-            return overrides.by_family[family], overrides.origin
+        if overrides is not None and key in overrides.by_family:
+            return overrides.by_family[key], overrides.origin
     return None, ""
 
 
@@ -201,7 +209,8 @@ def _named(
             others = (Rejection(other.solution, f"{named} was asked for") for other in fitting if other is not spec)
             return Selection(spec, _remarked(f"asked for by {origin}", spec, request), (*others, *rejections))
     reason = next((r.reason for r in rejections if r.solution == named), f"it has no mode {request.mode}")
-    raise KernelSelectionError(f"{origin} asks for {request.family}={named}, which does not fit {request}: {reason}")
+    key = override_key(request.family, request.mode)
+    raise KernelSelectionError(f"{origin} asks for {key}={named}, which does not fit {request}: {reason}")
 
 
 def _rank(spec: KernelSpec, objective: Objective, times_us: Mapping[str, float]) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable(
         "kernels",
         lambda value: "moe=" not in value,
-        "off, auto, mla=NAME",
+        "off, auto, mla=NAME, append=NAME",
         "leave `moe=` out, vLLM has `--moe-backend`",
     ),
 )

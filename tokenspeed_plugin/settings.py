@@ -24,7 +24,8 @@ _DEGREE = r"(?:tp|ep|dp)[1-9][0-9]*"
 _SCHEDULER = rf"{_NAME}(?:\.{_NAME})*"
 _PLACED = rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded)|fusion=(?:auto|off|reference))"
 _PLACEMENT = rf"(?:off|auto(?:,{_PLACED})*|{_PLACED}(?:,{_PLACED})*)"
-_KERNELS = r"(?:off|auto|(?:mla|moe)=[A-Za-z0-9_.-]+(?:,(?:mla|moe)=[A-Za-z0-9_.-]+)*)"
+_CHOSEN_KERNEL = r"(?:mla|append|moe)=[A-Za-z0-9_.-]+"
+_KERNELS = rf"(?:off|auto|{_CHOSEN_KERNEL}(?:,{_CHOSEN_KERNEL})*)"
 
 
 class SettingsError(ValueError):
@@ -102,7 +103,7 @@ class Settings(BaseModel):
     kernels: Annotated[str, _text(_KERNELS)] = Field(
         "off",
         description="Selection of MLA and MoE kernels.",
-        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as mla=NAME,moe=NAME"},
+        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as mla=NAME,append=NAME"},
     )
 
 

@@ -18,7 +18,13 @@ from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS, QUERY_TOKENS, Decod
 from tokenspeed_plugin.kernels.mla.solutions import BF16, decode_shape
 from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
-from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, parse_overrides, select_kernel
+from tokenspeed_plugin.kernels.select import (
+    OWN_KEYS,
+    KernelRequest,
+    KernelSelectionError,
+    parse_overrides,
+    select_kernel,
+)
 from tokenspeed_plugin.settings import resolve_in_process
 
 FAMILY, MODE = "mla", "decode"
@@ -55,14 +61,15 @@ def allowed_solutions() -> list[str]:
 
 
 def named_solution(text: str, asked_by: str) -> KernelSpec | None:
-    """The solution that a setting names; None for `auto`.
+    """The solution that a setting names for decode; None for `auto`, and when it names other operations only.
 
     Raises:
         ValueError: it names another family, or a solution that cannot stand behind vLLM's decode.
     """
     chosen = parse_overrides(text, default_registry(), asked_by).by_family
-    if others := sorted(set(chosen) - {FAMILY}):
-        raise ValueError(f"{asked_by} {text}: {', '.join(others)} cannot be chosen, allowed: auto, {FAMILY}=NAME")
+    if others := sorted(set(chosen) - {FAMILY, *OWN_KEYS}):
+        keys = ", ".join(f"{key}=NAME" for key in (FAMILY, *OWN_KEYS))
+        raise ValueError(f"{asked_by} {text}: {', '.join(others)} cannot be chosen, allowed: auto, {keys}")
     name = chosen.get(FAMILY)
     for spec in default_registry().candidates(FAMILY, MODE):
         if spec.solution == name and (spec.serves_engine or spec.host_backend is not None):

@@ -19,6 +19,18 @@ TOKENSPEED = "tokenspeed_plugin.scheduler_fsm.TokenSpeedScheduler"
 COMMON = {"block_size": 32, "max_num_seqs": 6, "max_model_len": 512, "async_scheduling": False}
 ASYNC = {"async_scheduling": True}
 NUM_ADAPTERS = 3
+APPEND = {"additional_config": {"tokenspeed": {"kernels": "append=reference"}}}
+# vLLM 0.32 turns queries of several heads wrongly on CPU without it: its plain rotary embedding has a CPU kernel, this one none.
+YARN = {
+    "rope_type": "deepseek_yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "mscale": 0.707,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
@@ -49,6 +61,7 @@ def scenarios() -> Mapping[str, Scenario]:
     latent = {**COMMON, "block_size": 16, "max_num_batched_tokens": 2048, "load_format": "dummy"}
     latent_requests = traffic(12, 23)
     deepseek = deepseek_with_mtp()
+    yarn = {**latent, **MTP, "hf_overrides": {"rope_parameters": YARN}}
 
     def one(model: Any, requests: tuple[PromptRequest, ...], ours: bool, arguments: Mapping[str, Any]) -> Scenario:
         patches = ("keep_async_scheduling", "vary_dummy_weights")
@@ -68,6 +81,8 @@ def scenarios() -> Mapping[str, Scenario]:
         # Latent attention on CPU rounds differently for one token and for several: drafts are compared with drafts.
         "latent_mtp_stock": one(deepseek, latent_requests, False, {**latent, **MTP}),
         "latent_mtp": one(deepseek, latent_requests, True, {**latent, **MTP}),
+        "latent_yarn_stock": one(deepseek, latent_requests, False, yarn),
+        "latent_yarn_append": one(deepseek, latent_requests, True, {**yarn, **APPEND}),
         "latent_mtp_async_stock": one(deepseek, latent_requests, False, {**latent, **MTP, **ASYNC}),
         "latent_mtp_async": one(deepseek, latent_requests, True, {**latent, **MTP, **ASYNC}),
     }
@@ -97,6 +112,7 @@ def outcome_of(results: Results, name: str) -> Outcome:
         ("lora_stock", "lora_async"),
         ("latent_stock", "latent"),
         ("latent_mtp_stock", "latent_mtp"),
+        ("latent_yarn_stock", "latent_yarn_append"),
         ("latent_mtp_async_stock", "latent_mtp_async"),
     ],
 )

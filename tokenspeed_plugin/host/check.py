@@ -109,6 +109,23 @@ def require_kernels(asked_by: str) -> None:
     _require(check_kernels(), asked_by)
 
 
+def check_append() -> HostReport:
+    """What our MLA layer relies on; imports vLLM's."""
+    return _check_beyond_start(kernel_capabilities.APPEND)
+
+
+def require_append(asked_by: str) -> None:
+    """Stop when the host cannot carry our MLA layer.
+
+    Args:
+        asked_by: what the user wrote, such as `--kernels append=triton`.
+
+    Raises:
+        HostError: names `asked_by`, vLLM's version and what is missing.
+    """
+    _require(check_append(), asked_by)
+
+
 def missing_flash_attn_mla() -> tuple[str, ...]:
     """What is missing of the backend that ours extends, which can be imported on GPUs only."""
     return _missing_of_all(kernel_capabilities.FLASH_ATTN_MLA)

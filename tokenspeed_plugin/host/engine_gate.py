@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_plugin import availability, flag_carrier
-from tokenspeed_plugin.host import config_gate, kernel_gate, mla_backend, placed_models, placement_gate
+from tokenspeed_plugin.host import config_gate, kernel_gate, mla_append, mla_backend, placed_models, placement_gate
 from tokenspeed_plugin.host.check import require_host
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.schedulers import (
@@ -59,6 +59,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     if not is_asked(engine_args):
         placed_models.remove()
         mla_backend.remove()
+        mla_append.remove()
         return original(engine_args, *args, **kwargs)
     chosen = choose_scheduler(engine_args)
     engine_args.scheduler_cls = chosen.value

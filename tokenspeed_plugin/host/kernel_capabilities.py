@@ -95,3 +95,47 @@ FLASH_ATTN_MLA: tuple[Capability, ...] = (
     ),
     Capability("vllm.v1.attention.backends.fa_utils:flash_attn_supports_mla"),
 )
+
+# What our MLA layer and its operation rely on.
+_WRAPPER = "vllm.model_executor.layers.mla:"
+_ROPE = "vllm.model_executor.layers.rotary_embedding"
+
+APPEND: tuple[Capability, ...] = (
+    Capability("vllm.model_executor.custom_op:PluggableLayer.register_oot", parameters=("name",)),
+    Capability("vllm.model_executor.custom_op:op_registry_oot"),
+    Capability(
+        _WRAPPER + "MultiHeadLatentAttentionWrapper.__init__",
+        parameters=("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank", "mla_modules"),
+    ),
+    Capability(
+        _WRAPPER + "MultiHeadLatentAttentionWrapper.forward",
+        parameters=("positions", "hidden_states", "llama_4_scaling"),
+    ),
+    Capability(
+        _WRAPPER + "MLAModules",
+        fields=(
+            "kv_a_layernorm",
+            "rotary_emb",
+            "o_proj",
+            "fused_qkv_a_proj",
+            "kv_a_proj_with_mqa",
+            "q_a_layernorm",
+            "q_b_proj",
+            "q_proj",
+            "indexer",
+            "is_sparse",
+        ),
+    ),
+    Capability(_MLA + "MLAAttention.forward", parameters=("q", "kv_c_normed", "k_pe", "output_shape")),
+    Capability(_MLA + "MLAAttention", attributes=("bind_kv_cache", "update_kv_cache")),
+    Capability("vllm.v1.attention.backend:MLAAttentionImpl", attributes=("do_kv_cache_update",)),
+    Capability("vllm.model_executor.layers.attention.attention:get_attention_context", parameters=("layer_name",)),
+    Capability(_ROPE + ":RotaryEmbedding", attributes=("forward_native", "forward_cuda")),
+    Capability(
+        _ROPE + ".deepseek_scaling_rope:DeepseekScalingRotaryEmbedding", attributes=("forward_native", "forward_cuda")
+    ),
+    Capability("vllm.model_executor.layers.layernorm:RMSNorm"),
+    Capability("vllm.config.compilation:PassConfig", fields=("fuse_rope_kvcache_cat_mla",)),
+    Capability("vllm.config.compilation:CompilationConfig", fields=("splitting_ops",)),
+    Capability("vllm.config:get_current_vllm_config"),
+)

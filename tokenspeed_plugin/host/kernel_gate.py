@@ -7,40 +7,20 @@ A solution that was named and cannot be had stops the start. `auto` leaves the c
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_plugin.host import mla_backend
+from tokenspeed_plugin.host import append_gate, mla_append, mla_backend
 from tokenspeed_plugin.host.check import missing_flash_attn_mla, require_kernels
-from tokenspeed_plugin.host.config_rows import is_many, is_set, shown, value_at
+from tokenspeed_plugin.host.config_rows import is_many, is_set, value_at
 from tokenspeed_plugin.host.log import logger
+from tokenspeed_plugin.host.unserved import Unserved
 from tokenspeed_plugin.settings import ResolvedSettings, SettingsError
 
-OFF, AUTO = "off", "auto"
+OFF = "off"
 KIND = "mla_attention"
 """vLLM's kind of KV cache group whose layers our backend serves; layers of other kinds keep theirs."""
 PAGE_TOKENS = 64
 _START = "tokenspeed_plugin.kernels.engine.start"
-
-
-@dataclass(frozen=True)
-class Unserved:
-    """A setting under which MLA decode stays with vLLM.
-
-    Attributes:
-        setting: dotted path below `VllmConfig`.
-        is_asked: whether the value found there asks for the feature.
-        what: the feature, in words.
-    """
-
-    setting: str
-    is_asked: Callable[[Any], bool]
-    what: str
-
-    def line(self, config: Any) -> str | None:
-        """This row as a reason, None when `config` does not ask for the feature."""
-        value = value_at(config, self.setting)
-        return f"{self.setting}={shown(value)}: {self.what}" if self.is_asked(value) else None
 
 
 def _is_no_bf16(dtype: Any) -> bool:
@@ -79,7 +59,7 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
     """
     text, asked_by = resolved.values.kernels, resolved.source("kernels").spelling("kernels")
     if text == OFF:
-        mla_backend.remove()
+        _remove()
         return original()
     require_kernels(f"{asked_by} {text}")
     start = importlib.import_module(_START)
@@ -87,8 +67,9 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
         start.named_solution(text, asked_by)
         config = original()
         settled = _settle(start, text, asked_by, config)
+        append_gate.settle(config, text, asked_by, _platform())
     except ValueError as error:
-        mla_backend.remove()
+        _remove()
         raise error if isinstance(error, SettingsError) else SettingsError(str(error)) from error
     logger(__name__).info("%s.", settled.line)
     if settled.backend is None:
@@ -100,10 +81,15 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
     return config
 
 
+def _remove() -> None:
+    mla_backend.remove()
+    mla_append.remove()
+
+
 def _settle(start: Any, text: str, asked_by: str, config: Any) -> Any:
     why_not = reasons(config)
     if own := _chosen_by_user(config):
-        if text != AUTO:
+        if start.named_solution(text, asked_by) is not None:
             msg = f"{asked_by} {text} and {own} both choose the backend of MLA layers; allowed: one of them"
             raise SettingsError(msg)
         why_not.append(f"{own} chose it")

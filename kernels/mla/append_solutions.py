@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The solutions of the append to the paged latent cache: RMS norm and rotation of new tokens, fused with their write.
+
+All are called as `mla_append_reference` is. A solution that `serves_engine` can stand under vLLM's MLA layers: it changes only the
+last dims of `q` and the slots it is given, reads no device value on the host, and takes no cache as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tokenspeed_plugin.kernels.mla.solutions import _file_hash, _missing
+from tokenspeed_plugin.kernels.registry import (
+    Capability,
+    KernelSpec,
+    Objective,
+    OperandFormat,
+    Priority,
+    ShapeTrait,
+    Signature,
+)
+
+APPEND_FAMILY, APPEND_MODE = "mla", "append"
+
+
+def append_signature(dtype: str, cache_dtype: str) -> Signature:
+    """Formats of the new tokens and of the cache that they are written to; an e4m3 cache has one scale."""
+    scales = "tensor" if cache_dtype == "float8_e4m3fn" else "none"
+    return {"new": OperandFormat(dtype), "kv": OperandFormat(cache_dtype, scales)}
+
+
+def append_shape(latent_dims: int, rope_dims: int) -> dict[str, int]:
+    """The shape numbers of the append, by which it is filtered."""
+    return {"latent_dims": latent_dims, "rope_dims": rope_dims}
+
+
+def _reference() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.append_reference import mla_append_reference
+
+    return mla_append_reference
+
+
+def _triton() -> Callable[..., Any]:
+    from tokenspeed_plugin.kernels.mla.triton_append import mla_append_triton
+
+    return mla_append_triton
+
+
+_BF16, _FP8 = append_signature("bfloat16", "bfloat16"), append_signature("bfloat16", "float8_e4m3fn")
+
+SOLUTIONS = (
+    KernelSpec(
+        APPEND_FAMILY,
+        APPEND_MODE,
+        "reference",
+        # Padding makes it look at slots on the host, so no graph can hold it.
+        capabilities=(Capability("cpu"),),
+        signatures=(_BF16, _FP8, append_signature("float32", "float32")),
+        load=_reference,
+        priority=Priority.REFERENCE,
+        objectives=frozenset(Objective),
+        source=functools.partial(_file_hash, "append_reference.py"),
+        serves_engine=True,
+    ),
+    KernelSpec(
+        APPEND_FAMILY,
+        APPEND_MODE,
+        "triton",
+        # Triton has e4m3 from 8.9 on; gfx950 has the format that the cache has, gfx942 another.
+        capabilities=(Capability("cuda", (8, 9)), Capability("rocm", (9, 5))),
+        signatures=(_BF16, _FP8),
+        load=_triton,
+        priority=Priority.PORTABLE,
+        traits=(
+            ShapeTrait("latent_dims", 16, 4096, power_of_two=True),
+            ShapeTrait("rope_dims", 2, 512, power_of_two=True),
+        ),
+        objectives=frozenset(Objective),  # a token's programs see nothing of the others
+        unavailable=functools.partial(_missing, "triton"),
+        source=functools.partial(_file_hash, "triton_append.py"),
+        serves_engine=True,
+    ),
+)
