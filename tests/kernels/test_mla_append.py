@@ -76,7 +76,7 @@ def test_a_norm_without_weights_is_one_of_ones() -> None:
 def test_e4m3_is_clamped_to_its_range_and_needs_a_scale() -> None:
     case = make_case(3, cache_dtype=E4M3, scale=1e-3)
     case.run(mla_append_reference)
-    written = case.kv_cache.view(-1, LATENT + ROPE)[case.slots[:3]].float()
+    written = case.kv_cache.float().view(-1, LATENT + ROPE)[case.slots[:3]]
     assert written.isfinite().all()
     assert written.abs().max() == 448.0
     with pytest.raises(ValueError, match=r"kv_scale is None, allowed for an e4m3 cache: \[1\] fp32"):
