@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OURS, UNFOLDED
+
 COLUMNS = ("ours", "FlashMLA", "FlashAttention 3", "Triton (vLLM)")
 FP8_COLUMNS = ("ours, FP8", "FlashMLA, FP8", "ours")
 STOCK = ("FlashMLA", "FlashAttention 3")
@@ -43,6 +45,18 @@ def fp8_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| e4m3 | {' | '.join(map(str, (*shape, *times, *ratios)))} |"
 
 
+def prefill_lines(document: dict[str, Any]) -> Iterator[str]:
+    """One row per prefill on a cached prefix, in microseconds, and the better of vLLM's two ways over ours."""
+    yield "| H | new | cached | floor | ours | vLLM, absorbed | vLLM, unfolded | speed-up |"
+    yield "|---" * 8 + "|"
+    for measured in document.get("prefills", []):
+        cell, times_us = measured["cell"], measured["times_us"]
+        shape = [cell["heads"], cell["query_tokens"], f"{cell['context_tokens'] // 1024}K"]
+        times = [f"{times_us[name]:.0f}" if name in times_us else "-" for name in (OURS, ABSORBED, UNFOLDED)]
+        speedup = min(times_us[name] for name in (ABSORBED, UNFOLDED) if name in times_us) / times_us[OURS]
+        yield f"| {' | '.join(map(str, shape))} | {measured['floor_us']:.0f} | {' | '.join(times)} | {speedup:.2f} |"
+
+
 def bar_lines(document: dict[str, Any]) -> Iterator[str]:
     """One row per bar."""
     yield "| claim | measured | bar | result |"
@@ -59,7 +73,8 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     document = json.loads(Path(arguments[0]).read_text())
-    print("\n".join((*cell_lines(document), "", *fp8_lines(document), "", *bar_lines(document))))
+    tables = (cell_lines, fp8_lines, prefill_lines, bar_lines)
+    print("\n\n".join("\n".join(lines(document)) for lines in tables))
     return 0
 
 
