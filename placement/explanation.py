@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tokenspeed_plugin.placement.baseline import Baseline
 from tokenspeed_plugin.placement.compiler import Compiler
 from tokenspeed_plugin.placement.cost import CostModel, CostTable
-from tokenspeed_plugin.placement.fused_kernel import fits_kernel, fused_moves
+from tokenspeed_plugin.placement.fused_kernel import fits_kernel, fused_moves, parts_of
 from tokenspeed_plugin.placement.plan import Move
 from tokenspeed_plugin.placement.residual import Residual
 from tokenspeed_plugin.placement.verifier import verify
@@ -38,7 +38,8 @@ class Step:
 class CollectiveRow:
     """One collective of one section, repeated ``times`` per forward pass.
 
-    ``fused`` says what the same kernel does with it, where the kernel can be had; ``time_us`` leaves that out.
+    ``fused`` says what the same kernel does with it, where the kernel can be had, and ``parts`` in how many parts it runs under
+    the linear layer in front of it; ``time_us`` leaves both out.
     """
 
     section: str
@@ -50,6 +51,7 @@ class CollectiveRow:
     ring_bytes: float
     time_us: float
     fused: str = ""
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ def explain(
     *,
     table: CostTable | None = None,
     residual: Residual = Residual.AUTO,
+    overlaps: bool = False,
 ) -> Explanation:
-    """Compile, verify and price ``spec`` for every step size.
+    """Compile, verify and price ``spec`` for every step size; ``overlaps``: say what an overlap would take.
 
     Raises:
         PlacementError: the model does not fit the specification; the message names the number.
@@ -125,13 +128,13 @@ def explain(
         plan = Compiler(CostModel(graph, mesh, table, step.num_tokens, step.num_rows), residual).compile()
         verify(graph, plan)
         baseline = Baseline(graph, spec, world_size, step.num_tokens, step.num_rows)
-        ours, theirs = tuple(_our_rows(graph, plan, table)), tuple(_baseline_rows(graph, baseline, table))
+        ours, theirs = tuple(_our_rows(graph, plan, table, overlaps)), tuple(_baseline_rows(graph, baseline, table))
         explained.append(StepExplanation(step, plan, _residual_name(plan), ours, theirs))
     configuration = Baseline(graph, spec, world_size, 1, 1).configuration
     return Explanation(graph, spec, world_size, configuration, table, tuple(explained))
 
 
-def _our_rows(graph: ModelGraph, plan: ModelPlan, table: CostTable) -> Iterator[CollectiveRow]:
+def _our_rows(graph: ModelGraph, plan: ModelPlan, table: CostTable, overlaps: bool) -> Iterator[CollectiveRow]:
     for section, times in plan.distinct():
         marked = fused_moves(section)
         for index, move in enumerate(section.steps):
@@ -148,6 +151,7 @@ def _our_rows(graph: ModelGraph, plan: ModelPlan, table: CostTable) -> Iterator[
                 move.ring_bytes,
                 move.time_us,
                 marked[index] if fits else "",
+                parts_of(graph, plan, section, index) if overlaps and index in marked else 1,
             )
 
 

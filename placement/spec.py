@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from tokenspeed_plugin.placement.algebra import PlacementError, Shard
 from tokenspeed_plugin.placement.mesh import Extent, Mesh
@@ -128,30 +128,59 @@ class Fusing(str, Enum):
     """The operation without its kernel, on any device: to test that plans come out the same."""
 
 
+class Overlapping(str, Enum):
+    """Whether large steps reduce parts of a linear layer's product while the others are computed."""
+
+    OFF = "off"
+    ON = "on"
+    """Where the fused kernel is used, in steps of thousands of tokens."""
+    REFERENCE = "reference"
+    """In steps of two tokens and more: to test that results come out the same."""
+
+
 class Options(NamedTuple):
     """A ``--placement`` value, taken apart: the specification (``auto`` when nothing else is there), and the rest."""
 
     spec: str
     residual: Residual
     fusing: Fusing
+    overlapping: Overlapping
+
+
+_KINDS: Final[dict[str, tuple[type[Enum], Enum]]] = {
+    "residual": (Residual, Residual.AUTO),
+    "fusion": (Fusing, Fusing.AUTO),
+    "overlap": (Overlapping, Overlapping.OFF),
+}
+"""Options beside the specification: their values, and the one that holds when none is given."""
 
 
 def split_options(text: str) -> Options:
-    """Take ``residual=...`` and ``fusion=...`` out of a ``--placement`` value.
+    """Take ``residual=...``, ``fusion=...`` and ``overlap=...`` out of a ``--placement`` value.
+
+    Overlap needs all-reduces and the kernel behind them: it makes the residual replicated where that is left open.
 
     Raises:
-        PlacementError: a value is none of those there are, or given twice.
+        PlacementError: a value is none of those there are, or given twice, or two of them do not go together.
     """
     parts = [part.strip() for part in text.split(",")]
-    given = {key: [p.partition("=")[2] for p in parts if p.startswith(f"{key}=")] for key in ("residual", "fusion")}
-    kept = ",".join(part for part in parts if part.partition("=")[0] not in given)
-    kinds: tuple[type[Enum], ...] = (Residual, Fusing)
-    for (key, values), known in zip(given.items(), kinds, strict=True):
-        allowed = [str(member.value) for member in known]
+    kept = ",".join(part for part in parts if part.partition("=")[0] not in _KINDS)
+    found: dict[str, Any] = {}
+    for key, (kind, default) in _KINDS.items():
+        values = [part.partition("=")[2] for part in parts if part.startswith(f"{key}=")]
+        allowed = [str(member.value) for member in kind]
         if len(values) > 1 or any(value not in allowed for value in values):
             _refuse(text, f"{key}={'|'.join(values)} is not one of {', '.join(allowed)}")
-    residual, fusing = (values[0] if values else "auto" for values in given.values())
-    return Options(kept or "auto", Residual(residual), Fusing(fusing))
+        found[key] = kind(values[0]) if values else default
+    options = Options(kept or "auto", found["residual"], found["fusion"], found["overlap"])
+    if options.overlapping is Overlapping.OFF:
+        return options
+    together = f"overlap={options.overlapping.value}"
+    if options.residual is Residual.SHARDED:
+        _refuse(text, f"{together} goes with residual=replicated: a split residual has no all-reduces")
+    if options.fusing is Fusing.OFF:
+        _refuse(text, f"{together} goes with fusion=auto: the norm behind it is the fused kernel's")
+    return options._replace(residual=Residual.REPLICATED)
 
 
 def check_runtime(

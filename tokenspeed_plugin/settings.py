@@ -22,7 +22,10 @@ ADDITIONAL_CONFIG_KEY = "tokenspeed"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _DEGREE = r"(?:tp|ep|dp)[1-9][0-9]*"
 _SCHEDULER = rf"{_NAME}(?:\.{_NAME})*"
-_PLACED = rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded)|fusion=(?:auto|off|reference))"
+_PLACED = (
+    rf"(?:(?:attn|dense|moe)={_DEGREE}|residual=(?:auto|replicated|sharded)|fusion=(?:auto|off|reference)"
+    r"|overlap=(?:off|on|reference))"
+)
 _PLACEMENT = rf"(?:off|auto(?:,{_PLACED})*|{_PLACED}(?:,{_PLACED})*)"
 _CHOSEN_KERNEL = r"(?:mla|append|moe)=[A-Za-z0-9_.-]+"
 _KERNELS = rf"(?:off|auto|{_CHOSEN_KERNEL}(?:,{_CHOSEN_KERNEL})*)"

@@ -18,7 +18,7 @@ class Params(ctypes.Structure):
     """Launch parameters; pointers are device addresses, strides count elements."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("branch", "residual", "weight", "normed", "total")),
+        *((name, ctypes.c_void_p) for name in ("branch", "other", "residual", "weight", "normed", "total")),
         ("staging", ctypes.c_void_p * MAX_RANKS),
         ("last_slots", ctypes.c_void_p),
         ("timeout_ns", ctypes.c_uint64),
@@ -57,6 +57,8 @@ class CommLibrary:
         library.tokenspeed_comm_read_probe.argtypes = [device, block, ctypes.POINTER(ctypes.c_uint64)]
         library.tokenspeed_comm_prepare.argtypes = [device, block]
         library.tokenspeed_comm_all_reduce_add_norm.argtypes = [device, block, ctypes.c_void_p]
+        library.tokenspeed_comm_send.argtypes = [device, address, address, size, address, ctypes.c_uint32, address]
+        library.tokenspeed_comm_await.argtypes = [device, address, ctypes.c_uint32, ctypes.c_uint64, address]
         built, described = library.tokenspeed_comm_params_bytes(), ctypes.sizeof(Params)
         if built != described:
             raise RuntimeError(f"{path}: Params has {built} bytes there and {described} here; rebuild the library")
@@ -106,6 +108,14 @@ class CommLibrary:
     def all_reduce_add_norm(self, device: int, params: Params, stream: int) -> None:
         """Launch the kernel on a CUDA stream."""
         self._check(self._library.tokenspeed_comm_all_reduce_add_norm(device, ctypes.byref(params), stream))
+
+    def send(self, device: int, source: int, target: int, num_bytes: int, flag: int, value: int, stream: int) -> None:
+        """Copy to a peer's memory without a multiprocessor, then write `value` to its flag, on a CUDA stream."""
+        self._check(self._library.tokenspeed_comm_send(device, source, target, num_bytes, flag, value, stream))
+
+    def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int) -> None:
+        """Make a CUDA stream wait until a peer has written `value` or a later one to this rank's flag."""
+        self._check(self._library.tokenspeed_comm_await(device, flag, value, timeout_ns, stream))
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -168,9 +168,13 @@ class AllReduceAddNorm:
         epsilon: float,
         weight_offset: float = 0.0,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
+        other: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for a sum that is there already, of any number of rows; no other rank takes part."""
-        return self._launch(1, reduced, residual, weight, epsilon, weight_offset, out)
+        """The same for a sum that is there already, of any number of rows; no other rank takes part.
+
+        `other`: contiguous rows that are added to `reduced` first, as the term of another rank is.
+        """
+        return self._launch(1, reduced, residual, weight, epsilon, weight_offset, out, other)
 
     def _launch(
         self,
@@ -181,6 +185,7 @@ class AllReduceAddNorm:
         epsilon: float,
         weight_offset: float,
         out: tuple[torch.Tensor, torch.Tensor] | None,
+        other: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = branch.shape[0]
         self._require_rows(branch, "branch", rows)
@@ -188,12 +193,15 @@ class AllReduceAddNorm:
             self._require_rows(residual, "residual", rows)
         self._require_weight(weight)
         normed, total = out or (self._new(rows), self._new(rows))
-        for tensor, name in ((normed, "normed"), (total, "total")):
+        packed = ((normed, "normed"), (total, "total"), *(((other, "other"),) if other is not None else ()))
+        for tensor, name in packed:
             self._require_rows(tensor, name, rows)
             if not tensor.is_contiguous():
                 raise ValueError(f"{name}: strides {tensor.stride()}, allowed: contiguous")
         params = self._params(num_ranks)
         params.branch, params.branch_stride = branch.data_ptr(), branch.stride(0)
+        if other is not None:
+            params.other = other.data_ptr()
         if residual is not None:
             params.residual, params.residual_stride = residual.data_ptr(), residual.stride(0)
         if weight is not None:

@@ -8,7 +8,7 @@ not: with more rows than the kernel takes, or without one, the group's own all-r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch.library import Library
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
+    from tokenspeed_plugin.kernels.comm.overlap import Overlap
 
 NAME: Final = "all_reduce_add_norm"
 _SCHEMA: Final = (
@@ -29,10 +30,18 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class ReductionGroup:
-    """A group of ranks: its own all-reduce, which leaves its input alone, and the kernel where there is one."""
+    """A group of ranks: its own all-reduce, which leaves its input alone, the kernel and the overlap where there is one."""
 
     all_reduce: Callable[[torch.Tensor], torch.Tensor]
     kernel: AllReduceAddNorm | None = None
+    overlap: Overlap | None = None
+
+
+class Sums(NamedTuple):
+    """What the operations return, or write to."""
+
+    normed: torch.Tensor
+    total: torch.Tensor
 
 
 _groups: dict[str, ReductionGroup] = {}
@@ -46,6 +55,18 @@ def register_group(name: str, group: ReductionGroup) -> None:
 def remove_group(name: str) -> None:
     """Forget a group; nothing may call the operation for it any more."""
     _groups.pop(name, None)
+
+
+def group_of(name: str) -> ReductionGroup:
+    """The group of that name.
+
+    Raises:
+        ValueError: it is not registered in this process.
+    """
+    members = _groups.get(name)
+    if members is None:
+        raise ValueError(f"group {name!r} is not registered, allowed: {', '.join(_groups) or 'none, so far'}")
+    return members
 
 
 def all_reduce_add_norm(
@@ -73,9 +94,18 @@ def _run(
     weight_offset: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    members = _groups.get(group)
-    if members is None:
-        raise ValueError(f"group {group!r} is not registered, allowed: {', '.join(_groups) or 'none, so far'}")
+    return reduce_add_norm(group_of(group), branch, residual, weight, epsilon, weight_offset)
+
+
+def reduce_add_norm(
+    members: ReductionGroup,
+    branch: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the operation does, in the one way of three that fits the operands."""
     kernel = members.kernel
     if kernel is None or not kernel.takes(branch, residual, weight):
         return add_norm_reference(members.all_reduce(branch), residual, weight, epsilon, weight_offset)

@@ -20,7 +20,7 @@ from tokenspeed_plugin.placement.model_source import read_config
 from tokenspeed_plugin.placement.models import declare
 from tokenspeed_plugin.placement.models.decoder import with_pipeline
 from tokenspeed_plugin.placement.residual import Residual
-from tokenspeed_plugin.placement.spec import FORM, PlacementSpec
+from tokenspeed_plugin.placement.spec import FORM, Overlapping, PlacementSpec, split_options
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Compiled parallelism: plans without a GPU.")
 
@@ -38,6 +38,7 @@ def explain_command(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     placement: Annotated[str, typer.Option(help=f"auto, or {FORM}.")] = "auto",
     residual: Annotated[Residual, typer.Option(help="Let the cost model choose, or force one.")] = Residual.AUTO,
+    overlap: Annotated[Overlapping, typer.Option(help="Linear layers over their reductions.")] = Overlapping.OFF,
     decode: Annotated[list[int] | None, typer.Option(min=1, help="Decode batch size; may be repeated.")] = None,
     prefill: Annotated[list[int] | None, typer.Option(min=1, help="Prefill tokens; may be repeated.")] = None,
     cost_table: Annotated[Path | None, typer.Option(help="Another machine's numbers, as JSON.")] = None,
@@ -49,8 +50,10 @@ def explain_command(
     try:
         table = CostTable.load(cost_table)
         graph = with_pipeline(declare(model, read_config(model)), pp)
-        spec = choose(graph, world, table) if placement == "auto" else PlacementSpec.parse(placement)
-        result = explain(graph, spec, world, steps, table=table, residual=residual)
+        options = split_options(f"{placement},residual={residual.value},overlap={overlap.value}")
+        spec = choose(graph, world, table) if options.spec == "auto" else PlacementSpec.parse(options.spec)
+        overlaps = overlap is not Overlapping.OFF
+        result = explain(graph, spec, world, steps, table=table, residual=options.residual, overlaps=overlaps)
     except (PlacementError, ValidationError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error

@@ -29,6 +29,8 @@ def render(result: Explanation) -> None:
         console.print(
             "+add, +norm: done by the kernel of the all-reduce, on Hopper GPUs that reach each other's memory"
         )
+    if any(row.parts > 1 for step in result.steps for row in step.ours):
+        console.print("in parts: each under the linear layer's product of the next one; the times leave that out")
     for index, step in enumerate(result.steps):
         if index == 0 or step.plan.shape() != result.steps[index - 1].plan.shape():
             _print_plan(console, step)
@@ -62,7 +64,7 @@ def _collectives(title: str, rows: Sequence[CollectiveRow]) -> Table:
         size = f"{r.ring_bytes / 1024:,.1f}"
         table.add_row(
             r.section,
-            f"{r.collective}{r.fused}",
+            f"{r.collective}{r.fused}" + (f" in {r.parts} parts" if r.parts > 1 else ""),
             r.what,
             r.axis,
             str(r.num_ranks),

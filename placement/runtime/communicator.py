@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from tokenspeed_plugin.kernels.comm.linear_operation import Linear
     from tokenspeed_plugin.placement.mesh import Mesh
     from tokenspeed_plugin.placement.plan import ModelPlan
     from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
@@ -48,6 +49,22 @@ class FusingCommunicator(Communicator, Protocol):
         self, branch: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm, atoms: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of ``residual`` (if there is one) plus the sum of all members' ``branch``, and that sum."""
+        ...
+
+
+@runtime_checkable
+class OverlappingCommunicator(FusingCommunicator, Protocol):
+    """One that takes the linear layer in front of it as well, and can overlap the two."""
+
+    def linear_all_reduce_add_norm(
+        self,
+        rows: torch.Tensor,
+        linear: Linear,
+        residual: torch.Tensor | None,
+        norm: RmsNorm,
+        atoms: tuple[int, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, where all members' branches are what ``linear`` makes of their ``rows``."""
         ...
 
 

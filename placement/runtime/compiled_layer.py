@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tokenspeed_plugin.placement.algebra import Conversion
 from tokenspeed_plugin.placement.plan import Compute, Move, SectionPlan
+from tokenspeed_plugin.placement.runtime.communicator import OverlappingCommunicator
+from tokenspeed_plugin.placement.runtime.open_linear import open_writer
 from tokenspeed_plugin.placement.runtime.residual_sum import WAITING, OpenSum, Sum, open_operands, sums_before_norms
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tokenspeed_plugin.placement.mesh import Mesh
     from tokenspeed_plugin.placement.module_spec import Signature
     from tokenspeed_plugin.placement.runtime.communicator import Communicator
+    from tokenspeed_plugin.placement.runtime.open_linear import OpenModule
 
 
 class Module(Protocol):
@@ -47,7 +50,8 @@ class CompiledDecoderLayer:
 
     A residual sum that a norm reads first is left to the norm, which does both in one kernel. The last sum of a section
     may wait for the norm of the next one (``leaves`` there, ``takes`` here): the stream then travels as two values.
-    ``reductions`` are the all-reduces that norms take over as well, by the buffer that they would fill.
+    ``reductions`` are the all-reduces that norms take over as well, by the buffer that they would fill. Where the communicator
+    overlaps, they take the linear layer in front of the all-reduce, too: the buffer then has what that layer reads.
     """
 
     def __init__(
@@ -68,6 +72,11 @@ class CompiledDecoderLayer:
         steps, sums = sums_before_norms(plan, modules, takes=takes, leaves=leaves, reductions=reductions)
         slots = _slots(plan, steps, sums)
         results = open_operands(plan, reductions or {}) if leaves else (plan.exit_buffer,)
+        if isinstance(communicator, OverlappingCommunicator):
+            sums = {index: _with_writer(sum_, steps, modules) for index, sum_ in sums.items()}
+        self._open = {sum_.reads[-1] for sum_ in sums.values() if sum_.writer is not None}
+        if leaves is not None and leaves.writer is not None:
+            self._open.add(results[-1])
         self._num_slots = len(slots)
         self._results = tuple(slots[name] for name in results)
         sources = [tuple(slots[name] for name in _reads(s, sums.get(i))) for i, s in enumerate(steps)]
@@ -103,16 +112,21 @@ class CompiledDecoderLayer:
             return lambda _, tensor: move(tensor)
         module, signature = modules[step.module], step.signature
         if sum_ is not None and sum_.atoms is not None:
-            return self._bind_fused(sum_.atoms, module)
+            return self._bind_fused(sum_.atoms, module, sum_.writer)
         if sum_ is not None:
             return lambda _, residual, branch: module.add_norm(residual, branch)  # type: ignore[attr-defined]
-        return lambda own, *inputs: module(*inputs, signature=signature, step=own)
+        run: Any = module.without_linear if step.target in self._open else module  # type: ignore[attr-defined]
+        return lambda own, *inputs: run(*inputs, signature=signature, step=own)
 
-    def _bind_fused(self, atoms: tuple[int, ...], norm: Any) -> Callable[..., Any]:
+    def _bind_fused(self, atoms: tuple[int, ...], norm: Any, writer: OpenModule | None) -> Callable[..., Any]:
         """All-reduce of the last operand, the sum, and its norm; the norm's numbers are read when it runs."""
         talk: Any = self._communicator
-        return lambda _, *operands: talk.all_reduce_add_norm(
-            operands[-1], operands[0] if len(operands) == 2 else None, norm.rms_norm(), atoms
+        if writer is None:
+            return lambda _, *operands: talk.all_reduce_add_norm(
+                operands[-1], operands[0] if len(operands) == 2 else None, norm.rms_norm(), atoms
+            )
+        return lambda _, *operands: talk.linear_all_reduce_add_norm(
+            operands[-1], writer.linear(), operands[0] if len(operands) == 2 else None, norm.rms_norm(), atoms
         )
 
     def _bind_move(self, move: Move) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -137,6 +151,13 @@ def _slots(plan: SectionPlan, steps: list[Move | Compute], sums: Mapping[int, Su
     for name in (*(step.target for step in steps), *(sum_.target for sum_ in sums.values())):
         slots.setdefault(name, len(slots))
     return slots
+
+
+def _with_writer(sum_: Sum, steps: list[Move | Compute], modules: Mapping[str, Module]) -> Sum:
+    """With the module of this section, if it is one, that can leave the last operand's linear layer to the sum."""
+    if sum_.atoms is None or sum_.writer is not None:
+        return sum_
+    return replace(sum_, writer=open_writer(steps, sum_.reads[-1], modules))
 
 
 def _reads(step: Move | Compute, sum_: Sum | None = None) -> tuple[str, ...]:

@@ -29,9 +29,13 @@ from tokenspeed_plugin.placement.models.bindings import binding_of
 from tokenspeed_plugin.placement.runtime.collective_check import check_collectives
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
-from tokenspeed_plugin.placement.runtime.vllm_communicator import FusedGroupCommunicator, communicator_of
+from tokenspeed_plugin.placement.runtime.vllm_communicator import (
+    FusedGroupCommunicator,
+    OverlappingGroupCommunicator,
+    communicator_of,
+)
 from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
-from tokenspeed_plugin.placement.spec import Fusing
+from tokenspeed_plugin.placement.spec import Fusing, Overlapping
 
 SENT: Final = "hidden_states"
 """What a pipeline stage sends: the residual stream, whole, where vLLM's models send it in two parts."""
@@ -101,17 +105,29 @@ class PlacedBody:
         plans = plans_of(request, vllm_config, (first, end))
         group = get_tp_group()
         hidden, dtype = vllm_config.model_config.get_hidden_size(), vllm_config.model_config.dtype
-        communicator = communicator_of(group, plans.table.plans, hidden, dtype, Fusing(request.fusion))
+        communicator = communicator_of(
+            group,
+            plans.table.plans,
+            hidden,
+            dtype,
+            Fusing(request.fusion),
+            Overlapping(request.overlap),
+            plans.table.limits_tokens[-1],
+        )
         check_collectives(communicator, group, plans.table.plans, dtype)
-        request.settle_fused(vllm_config, fused=isinstance(communicator, FusedGroupCommunicator))
-        modules = bind(plans.graph, binding, inner, layers[first:end])
+        overlaps = isinstance(communicator, OverlappingGroupCommunicator)
+        request.settle(vllm_config, fused=isinstance(communicator, FusedGroupCommunicator), overlapped=overlaps)
+        modules = bind(plans.graph, binding, inner, layers[first:end], open_linears=overlaps)
         planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
         self._table = plans.table
         self._bodies = [
             _body(index, vllm_config=vllm_config, inner=inner, planned=planned, multiple=plan.token_multiple)
             for index, plan in enumerate(plans.table.plans)
         ]
-        logger(__name__).info("%s", _summary(request, plans))
+        overlapped = sum(
+            getattr(own, "linear", _no_linear)() is not None for section in modules for own in section.values()
+        )
+        logger(__name__).info("%s", _summary(request, plans, overlapped))
 
     def __call__(self, stream: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states ``[tokens, hidden]``, whole on every rank: after the final norm, or to be sent to the next stage.
@@ -172,13 +188,17 @@ def _body(index: int, **arguments: Any) -> Any:
         return compiled_body(index)(index=index, **arguments)
 
 
-def _summary(request: PlacementRequest, plans: Plans) -> str:
-    """One line for the log: what runs, with how many collectives for which steps."""
+def _no_linear() -> None:
+    """What a module without a last linear layer has of it."""
+
+
+def _summary(request: PlacementRequest, plans: Plans, overlapped: int) -> str:
+    """One line for the log: what runs, with how many collectives for which steps, and under how many linear layers."""
     limits, table = plans.table.limits_tokens, plans.table.plans
     counts = ", ".join(
         f"{plan.num_collectives} up to {limit} tokens" for limit, plan in zip(limits, table, strict=True)
     )
     return (
         f"Placement {request.spec} of {request.architecture} ({request.residual} residual), verified; "
-        f"collectives in a forward pass: {counts}."
+        f"collectives in a forward pass: {counts}; linear layers that overlap theirs: {overlapped}."
     )

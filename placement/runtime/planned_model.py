@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.layout import sharded_atoms
-from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator
+from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator, OverlappingCommunicator
 from tokenspeed_plugin.placement.runtime.compiled_layer import CompiledDecoderLayer, Module
 from tokenspeed_plugin.placement.runtime.residual_sum import OpenSum, fused_reductions, leaves_open, takes_open
 
@@ -84,13 +84,16 @@ def _layers(
     sections = list(zip(plan.sections, modules, strict=True))
     opened = [leaves_open(*before) and takes_open(*behind) for before, behind in pairwise(sections)]
     fuses = isinstance(communicator, FusingCommunicator)
+    overlaps = isinstance(communicator, OverlappingCommunicator)
     layers = []
     takes: OpenSum | None = None
     for index, (section, own) in enumerate(sections):
         behind = sections[index + 1] if index < len(opened) and opened[index] else None
         opening = getattr(behind[0].steps[0], "module", None) if behind else None
         reductions, crossing = (
-            fused_reductions(section, own, behind and behind[1], opening) if fuses else ({}, OpenSum())
+            fused_reductions(section, own, behind and behind[1], opening, overlaps=overlaps)
+            if fuses
+            else ({}, OpenSum())
         )
         leaves = crossing if behind else None
         layers.append(

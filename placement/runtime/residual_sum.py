@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tokenspeed_plugin.placement.plan import Compute, FusionKind, Move, SectionPlan
+from tokenspeed_plugin.placement.runtime.open_linear import OpenModule, open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,19 +63,24 @@ class Sum:
     """An addition that a norm does: buffers of residual and branch, and of the sum.
 
     With ``atoms`` the last buffer that is read is still Partial over them, and the norm reduces it. Such a sum may have
-    one operand only: an all-reduce and a norm.
+    one operand only: an all-reduce and a norm. ``writer``: that buffer has what its writer's last linear layer reads.
     """
 
     reads: tuple[str, ...]
     target: str
     atoms: tuple[int, ...] | None = None
+    writer: OpenModule | None = None
 
 
 @dataclass(frozen=True)
 class OpenSum:
-    """How the sum that a section leaves to the next one travels: with ``atoms`` its second operand is Partial over them."""
+    """How the sum that a section leaves to the next one travels: with ``atoms`` its second operand is Partial over them.
+
+    ``writer``: it is what its writer's last linear layer reads.
+    """
 
     atoms: tuple[int, ...] | None = None
+    writer: OpenModule | None = None
 
 
 def sums_before_norms(
@@ -93,7 +99,7 @@ def sums_before_norms(
     left = dict(reductions or {})
     taken: dict[str, Sum] = {}
     if takes is not None:
-        taken[plan.entry_buffer] = Sum((plan.entry_buffer, WAITING), plan.entry_buffer, takes.atoms)
+        taken[plan.entry_buffer] = Sum((plan.entry_buffer, WAITING), plan.entry_buffer, takes.atoms, takes.writer)
     for index, step in enumerate(steps):
         if _is_add(step, modules) and _can_take(steps, index, modules, plan.exit_buffer):
             taken[step.target] = Sum(*_operands(step, left))
@@ -118,11 +124,17 @@ def open_operands(plan: SectionPlan, reductions: Mapping[str, Move]) -> tuple[st
 
 
 def fused_reductions(
-    plan: SectionPlan, modules: Mapping[str, Any], behind: Mapping[str, Any] | None, opening: str | None
+    plan: SectionPlan,
+    modules: Mapping[str, Any],
+    behind: Mapping[str, Any] | None,
+    opening: str | None,
+    *,
+    overlaps: bool = False,
 ) -> tuple[dict[str, Move], OpenSum]:
     """All-reduces of a section that norms take over, by the buffer that they would fill, and what that makes of an open sum.
 
     ``behind`` and ``opening``: the modules of the next section and its first one, when it takes this section's sum.
+    ``overlaps``: linear layers in front of the all-reduces are taken over, too.
     """
     found: dict[str, Move] = {}
     crossing = OpenSum()
@@ -134,7 +146,8 @@ def fused_reductions(
         if not isinstance(move, Move) or not isinstance(norm, KernelNorm) or norm.rms_norm() is None:
             continue
         found[move.target] = move
-        crossing = OpenSum(move.atoms) if fusion.crosses else crossing
+        if fusion.crosses:
+            crossing = OpenSum(move.atoms, open_writer(plan.steps, move.source, modules) if overlaps else None)
     return found, crossing
 
 

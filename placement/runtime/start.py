@@ -19,7 +19,7 @@ from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
 from tokenspeed_plugin.placement.plan_table import PlanTable
 from tokenspeed_plugin.placement.residual import Residual
-from tokenspeed_plugin.placement.spec import Fusing, PlacementSpec, check_runtime, split_options
+from tokenspeed_plugin.placement.spec import Fusing, Overlapping, PlacementSpec, check_runtime, split_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +34,8 @@ class PlacementRequest:
     """What a worker needs to compile the same plans again.
 
     ``digest`` names the plans; a worker that comes to others stops. ``fused`` says whether the worker found what ``fusion``
-    asks for: it is settled there, before anything is compiled, because another graph needs another key.
+    asks for, ``overlapped`` the same for ``overlap``: it is settled there, before anything is compiled, because another graph
+    needs another key.
     """
 
     architecture: str
@@ -43,6 +44,8 @@ class PlacementRequest:
     digest: str = ""
     fusion: str = Fusing.AUTO.value
     fused: bool = False
+    overlap: str = Overlapping.OFF.value
+    overlapped: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> PlacementRequest | None:
@@ -52,9 +55,10 @@ class PlacementRequest:
             return None
         return cls(**given[KEY])
 
-    def settle_fused(self, vllm_config: Any, *, fused: bool) -> None:
+    def settle(self, vllm_config: Any, *, fused: bool, overlapped: bool) -> None:
         """Write into the configuration of this process, which vLLM's compile-cache keys are made from, what it runs."""
-        vllm_config.additional_config = {**vllm_config.additional_config, KEY: {**asdict(self), "fused": fused}}
+        settled = {**asdict(self), "fused": fused, "overlapped": overlapped}
+        vllm_config.additional_config = {**vllm_config.additional_config, KEY: settled}
 
     def replicated_layers(self) -> tuple[str, ...]:
         """Suffixes, behind the number of a decoder layer, of linear layers that every rank has whole."""
@@ -101,7 +105,13 @@ def request_for(text: str, vllm_config: Any) -> PlacementRequest:
     binding = binding_of(architecture)
     graph = _declared(vllm_config, architecture)
     spec = _settled(options.spec, graph, binding, vllm_config.parallel_config)
-    request = PlacementRequest(architecture, str(spec), options.residual.value, fusion=options.fusing.value)
+    request = PlacementRequest(
+        architecture,
+        str(spec),
+        options.residual.value,
+        fusion=options.fusing.value,
+        overlap=options.overlapping.value,
+    )
     plans = _compiled(request, graph, binding, vllm_config)
     return PlacementRequest(**{**asdict(request), "digest": plans.digest})
 

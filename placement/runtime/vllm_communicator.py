@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.norms import batch_invariant
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, connect
+from tokenspeed_plugin.kernels.comm.copies import NUM_RANKS, connect_copies
+from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS, PART_ROWS
+from tokenspeed_plugin.kernels.comm.linear_operation import Linear, linear_all_reduce_add_norm
 from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group
+from tokenspeed_plugin.kernels.comm.overlap import Exchange, GroupExchange, Overlap, trial
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
 from tokenspeed_plugin.placement.runtime import torch_reduce_scatter
-from tokenspeed_plugin.placement.spec import Fusing
+from tokenspeed_plugin.placement.spec import Fusing, Overlapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
+    from collections.abc import Callable, Iterable
 
     from tokenspeed_plugin.placement.plan import ModelPlan
     from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
@@ -76,11 +80,17 @@ class GroupCommunicator:
 class FusedGroupCommunicator(GroupCommunicator):
     """The same, with the all-reduce, the residual sum and the norm behind it as one operation."""
 
-    def __init__(self, group: Any, plans: Iterable[ModelPlan], kernel: AllReduceAddNorm | None) -> None:
+    def __init__(
+        self,
+        group: Any,
+        plans: Iterable[ModelPlan],
+        kernel: AllReduceAddNorm | None,
+        overlap: Overlap | None = None,
+    ) -> None:
         """Make the group known to the operation; without ``kernel`` that runs the group's all-reduce and a norm in torch."""
         super().__init__(group, plans)
         self._name = str(group.unique_name)
-        register_group(self._name, ReductionGroup(lambda tensor: self.all_reduce(tensor, (), "sum"), kernel))
+        register_group(self._name, ReductionGroup(lambda tensor: self.all_reduce(tensor, (), "sum"), kernel, overlap))
 
     def all_reduce_add_norm(
         self,
@@ -93,10 +103,40 @@ class FusedGroupCommunicator(GroupCommunicator):
         return all_reduce_add_norm(branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name)
 
 
+class OverlappingGroupCommunicator(FusedGroupCommunicator):
+    """And with the linear layer in front, whose product large steps take in parts while earlier parts are reduced."""
+
+    def __init__(
+        self, group: Any, plans: Iterable[ModelPlan], kernel: AllReduceAddNorm | None, overlap: Overlap
+    ) -> None:
+        super().__init__(group, plans, kernel, overlap)
+
+    def linear_all_reduce_add_norm(
+        self,
+        rows: torch.Tensor,
+        linear: Linear,
+        residual: torch.Tensor | None,
+        norm: RmsNorm,
+        atoms: tuple[int, ...],  # noqa: ARG002 - as above
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, where all members' branches are what ``linear`` makes of their ``rows``."""
+        return linear_all_reduce_add_norm(
+            rows, linear, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name
+        )
+
+
 def communicator_of(
-    group: Any, plans: Iterable[ModelPlan], hidden: int, dtype: torch.dtype, fusing: Fusing
+    group: Any,
+    plans: Iterable[ModelPlan],
+    hidden: int,
+    dtype: torch.dtype,
+    fusing: Fusing,
+    overlapping: Overlapping = Overlapping.OFF,
+    max_tokens: int = 0,
 ) -> GroupCommunicator:
     """The communicator for a group; every rank of it has to call this, and all get the same kind.
+
+    ``max_tokens``: of a step, for which an overlap has room.
 
     Raises:
         PlacementError: see :class:`GroupCommunicator`.
@@ -104,26 +144,65 @@ def communicator_of(
     plans = tuple(plans)
     if group.world_size == 1 or fusing is Fusing.OFF:
         return GroupCommunicator(group, plans)
-    if fusing is Fusing.REFERENCE:
-        return FusedGroupCommunicator(group, plans, None)
-    shape = RowShape.fitting(hidden, dtype, group.world_size)
-    try:
-        kernel = _connected(group, shape)
-    except NotConnectedError as error:
-        logger(__name__).info("placement: all-reduce + residual + norm in one kernel is not used because %s", error)
-        return GroupCommunicator(group, plans)
-    logger(__name__).info(
-        "placement: all-reduce + residual + norm in one kernel for up to %d tokens, over %s",
-        kernel.max_rows,
-        kernel.memory.way,
-    )
-    return FusedGroupCommunicator(group, plans, kernel)
+    kernel = None
+    if fusing is Fusing.AUTO:
+        shape = RowShape.fitting(hidden, dtype, group.world_size)
+        try:
+            kernel = _connected(group, shape)
+        except NotConnectedError as error:
+            logger(__name__).info("placement: all-reduce + residual + norm in one kernel is not used because %s", error)
+            return GroupCommunicator(group, plans)
+        logger(__name__).info(
+            "placement: all-reduce + residual + norm in one kernel for up to %d tokens, over %s",
+            kernel.max_rows,
+            kernel.memory.way,
+        )
+    overlap = _overlap(group, RowShape(hidden, dtype, max_tokens), kernel, overlapping)
+    if overlap is None:
+        return FusedGroupCommunicator(group, plans, kernel)
+    return OverlappingGroupCommunicator(group, plans, kernel, overlap)
 
 
 def _connected(group: Any, shape: RowShape) -> AllReduceAddNorm:
     if batch_invariant():
         raise NotConnectedError("VLLM_BATCH_INVARIANT asks for vLLM's own batch-invariant norms")
     return connect(group.cpu_group, group.device, shape)
+
+
+def _overlap(group: Any, shape: RowShape, kernel: AllReduceAddNorm | None, overlapping: Overlapping) -> Overlap | None:
+    """How large steps overlap products and reductions; the log says so, or why they do not."""
+    if overlapping is Overlapping.OFF:
+        return None
+    if batch_invariant():
+        _tell_no_overlap("because VLLM_BATCH_INVARIANT asks for results that do not depend on the batch")
+        return None
+    part_rows = 1 if overlapping is Overlapping.REFERENCE else PART_ROWS
+    like = torch.empty(shape.hidden, dtype=shape.dtype, device=group.device)
+    exchanges: list[Callable[[], Exchange]] = [lambda: GroupExchange(group.device_group)]
+    if kernel is not None and group.world_size == NUM_RANKS:
+        exchanges.insert(0, lambda: connect_copies(group.cpu_group, group.device, shape))
+    for connected in exchanges:
+        try:
+            exchange = connected()
+        except NotConnectedError as error:
+            _tell_no_overlap(f"by copies because {error}")
+            continue
+        problem = trial(exchange, group.cpu_group, like)
+        if problem is None:
+            overlap = Overlap(exchange, part_rows)
+            logger(__name__).info(
+                "placement: in steps of %d tokens and more linear layers overlap their reduction in up to %d parts, by %s",
+                overlap.least_rows,
+                MAX_PARTS,
+                exchange.way,
+            )
+            return overlap
+        _tell_no_overlap(f"by {exchange.way} because {problem}")
+    return None
+
+
+def _tell_no_overlap(why: str) -> None:
+    logger(__name__).info("placement: linear layers do not overlap their reduction %s", why)
 
 
 def _refuse(what: str, world_size: int) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tokenspeed_plugin.host.linears import open_row_linear, row_linear_numbers
 from tokenspeed_plugin.host.norms import rms_norm_numbers
+from tokenspeed_plugin.kernels.comm.linear_operation import Linear
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.module_spec import ModuleKind
 from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd, RmsNorm
@@ -56,15 +58,38 @@ class Norm:
         return None if numbers is None else RmsNorm(*numbers)
 
 
-class Attention:
+class LayerWithLinear:
+    """A layer of vLLM that ends in a row-parallel one, which may be left open."""
+
+    def __init__(self, layer: Any, last: Any = None) -> None:
+        """``last``: the linear layer, if it is open."""
+        self._layer = layer
+        self._last = last
+
+    def linear(self) -> Linear | None:
+        """The last step, if the layer leaves it out."""
+        return None if self._last is None else Linear(*row_linear_numbers(self._last))
+
+    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:
+        """The layer's output; this rank's share of it, where the last step sums over ranks."""
+        values, last = self.without_linear(*inputs, signature=signature, step=step), self.linear()
+        return values if last is None else last(values)
+
+    def without_linear(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
+        """What the layer hands out: its output, or what its last step reads."""
+        values: torch.Tensor = self._layer(inputs[0])
+        return values
+
+
+class Attention(LayerWithLinear):
     """An attention block of vLLM. It gets exactly the step's tokens: its KV cache knows of no padding."""
 
-    def __init__(self, layer: Any, extra: dict[str, None]) -> None:
-        self._layer = layer
+    def __init__(self, layer: Any, extra: dict[str, None], last: Any = None) -> None:
+        super().__init__(layer, last)
         self._extra = extra
 
-    def __call__(self, *inputs: torch.Tensor, signature: Signature, step: StepInputs) -> torch.Tensor:  # noqa: ARG002
-        """This rank's share of the output, Partial over the heads."""
+    def without_linear(self, *inputs: torch.Tensor, signature: Signature, step: StepInputs) -> torch.Tensor:  # noqa: ARG002
+        """What the block hands out, one row for each token and for each of the padding."""
         values = inputs[0]
         if not step.may_pad or (not torch.compiler.is_compiling() and len(values) == step.positions.shape[-1]):
             return self._attend(values, step.positions)
@@ -78,7 +103,7 @@ class Attention:
 
 
 class TokenwiseLayer:
-    """A layer that takes one tensor: embedding, MLP, MoE."""
+    """A layer that takes one tensor: embedding, MoE."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -109,10 +134,13 @@ class Identity:
         return inputs[0]
 
 
-def bind(graph: ModelGraph, binding: ModelBinding, inner: Any, layers: Sequence[Any]) -> list[dict[str, Module]]:
+def bind(
+    graph: ModelGraph, binding: ModelBinding, inner: Any, layers: Sequence[Any], *, open_linears: bool = False
+) -> list[dict[str, Module]]:
     """The modules of every section, in the order of the graph, with all reductions inside of them switched off.
 
-    ``inner`` is vLLM's inner model, ``layers`` those of its decoder layers that this process has.
+    ``inner`` is vLLM's inner model, ``layers`` those of its decoder layers that this process has. ``open_linears``: leave the
+    last linear layers of attention and MLPs open, where they are plain ones.
 
     Raises:
         PlacementError: vLLM's model lacks a declared module, or reduces somewhere that no declaration covers.
@@ -124,7 +152,7 @@ def bind(graph: ModelGraph, binding: ModelBinding, inner: Any, layers: Sequence[
     rest = iter(layers)
     owners = [inner if _is_end(graph, position) else next(rest) for position in range(len(graph.order))]
     bound = [
-        {node.spec.name: _bind(node.spec, binding, owner) for node in graph.sections[name].nodes}
+        {node.spec.name: _bind(node.spec, binding, owner, open_linears) for node in graph.sections[name].nodes}
         for name, owner in zip(graph.order, owners, strict=True)
     ]
     for index, layer in enumerate(layers):
@@ -138,7 +166,7 @@ def _is_end(graph: ModelGraph, position: int) -> bool:
     return bool(kinds & {ModuleKind.EMBEDDING, ModuleKind.SINK})
 
 
-def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any) -> Module:
+def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any, open_linears: bool) -> Module:
     if spec.kind is ModuleKind.ADD:
         return ResidualAdd()
     if spec.kind is ModuleKind.SINK:
@@ -149,10 +177,10 @@ def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any) -> Module:
     except AttributeError as error:
         message = f"declared module {spec.name!r}: {type(owner).__name__} has no {path!r}; bind it to another path"
         raise PlacementError(message) from error
-    return _of_kind(spec, layer)
+    return _of_kind(spec, layer, open_linears)
 
 
-def _of_kind(spec: ModuleSpec, layer: Any) -> Module:
+def _of_kind(spec: ModuleSpec, layer: Any, open_linears: bool) -> Module:
     if spec.kind is ModuleKind.EMBEDDING:
         return TokenwiseLayer(_unreduced_copy(layer))
     if spec.kind is ModuleKind.NORM:
@@ -162,16 +190,21 @@ def _of_kind(spec: ModuleSpec, layer: Any) -> Module:
     if spec.kind in (ModuleKind.ATTENTION, ModuleKind.MLA):
         layer.o_proj.reduce_results = False
         # DeepSeek's attention has a parameter that only other models use, and no default for it.
-        return Attention(layer, {"llama_4_scaling": None} if spec.kind is ModuleKind.MLA else {})
+        extra = {"llama_4_scaling": None} if spec.kind is ModuleKind.MLA else {}
+        return Attention(layer, extra, _opened(layer.o_proj) if open_linears else None)
     if spec.kind is ModuleKind.MLP:
         layer.down_proj.reduce_results = False
-        return TokenwiseLayer(layer)
+        return LayerWithLinear(layer, _opened(layer.down_proj) if open_linears else None)
     if spec.kind is ModuleKind.MOE:
         _check_moe(spec.name, layer.experts.moe_config)
         layer.experts.moe_config.skip_final_all_reduce = True
         return TokenwiseLayer(layer)
     message = f"declared module {spec.name!r}: kind {spec.kind.value!r} has no counterpart among vLLM's layers"
     raise PlacementError(message)
+
+
+def _opened(linear: Any) -> Any:
+    return linear if open_row_linear(linear) else None
 
 
 def _unreduced_copy(embedding: Any) -> Any:

@@ -37,6 +37,33 @@ def test_explain_auto_for_every_world_size(folder: str, world: str) -> None:
     assert [s["num_tokens"] for s in data["steps"]] == [16, 8192]
 
 
+def test_explain_says_what_an_overlap_would_take(folder: str) -> None:
+    arguments = [
+        "explain",
+        folder,
+        "--world",
+        "2",
+        "--placement",
+        "attn=tp2,dense=tp2,moe=tp2",
+        "--overlap",
+        "on",
+        "--json",
+    ]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    decode, prefill = (
+        data["ours"] for data in (json.loads(result.output)["steps"][0], json.loads(result.output)["steps"][-1])
+    )
+    assert {row["parts"] for row in decode} == {1}
+    assert {(row["section"], row["what"], row["parts"]) for row in prefill if row["parts"] > 1} == {
+        ("dense_layer", "self_attn", 4),
+        ("dense_layer", "mlp", 4),
+        ("moe_layer", "self_attn", 4),
+    }
+    assert not any(row["collective"] == "reduce-scatter" for row in prefill)
+    assert "in 4 parts" in RUNNER.invoke(app, arguments[:-1]).output
+
+
 def test_explain_draws_the_layer(folder: str, tmp_path: Path) -> None:
     picture = tmp_path / "layer.svg"
     arguments = ["explain", folder, "--world", "2", "--placement", "attn=tp2,dense=tp2,moe=ep2", "--pp", "3"]
@@ -51,6 +78,7 @@ def test_explain_draws_the_layer(folder: str, tmp_path: Path) -> None:
         (["--placement", "attn=tp3,dense=tp1"], "16 heads do not divide evenly over attn_tp=3"),
         (["--placement", "attn=tp4,dense=tp4", "--world", "6"], "attn=tp4 does not divide the world size 6"),
         (["--pp", "99"], "pp=99"),
+        (["--overlap", "on", "--residual", "sharded"], "overlap=on goes with residual=replicated"),
         (["--cost-table", "nowhere.json"], "nowhere.json"),
     ],
 )

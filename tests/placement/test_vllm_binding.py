@@ -79,6 +79,13 @@ def test_every_declared_reduction_is_switched_off_and_the_embedding_stays_as_it_
     assert copied.weight is own.embed_tokens.weight
 
 
+def test_only_vllms_plain_row_parallel_layers_are_left_open() -> None:
+    own = dense()
+    bound = bind(runtime_graph(model("qwen3")), ModelBinding(), own, list(own.layers), open_linears=True)
+    assert [bound[1][name].linear() for name in ("self_attn", "mlp")] == [None, None]  # type: ignore[attr-defined]
+    assert type(own.layers[0].mlp.down_proj) is Linear
+
+
 def test_the_moe_skips_its_reduction() -> None:
     own = inner(layer(Block(down_proj=Linear())), *(layer(Block(experts=Experts())) for _ in range(2)))
     bind(runtime_graph(model("qwen3_moe")), binding_of("Qwen3MoeForCausalLM"), own, list(own.layers))

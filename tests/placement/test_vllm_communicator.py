@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,17 +15,19 @@ from tests.placement.test_vllm_binding import vllm_config
 from tokenspeed_plugin.kernels.comm import all_reduce_add_norm
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
 from tokenspeed_plugin.placement.runtime import vllm_communicator
-from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator
+from tokenspeed_plugin.placement.runtime.communicator import FusingCommunicator, OverlappingCommunicator
 from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
 from tokenspeed_plugin.placement.runtime.start import KEY, PlacementRequest, request_for
 from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator, communicator_of
-from tokenspeed_plugin.placement.spec import Fusing
+from tokenspeed_plugin.placement.spec import Fusing, Overlapping
 
 
 class Group:
     """Two ranks on CPU that hold equal values, with what of vLLM's coordinator is used."""
 
     world_size, unique_name, device = 2, "tp:7", torch.device("cpu")
+
+    device_group: object = None
 
     def __init__(self) -> None:
         self.reduced = 0
@@ -41,9 +44,9 @@ def test_the_request_carries_the_fusion_and_the_worker_writes_down_what_it_found
     assert (request.fusion, request.fused, request.spec) == ("off", False, "attn=tp2,dense=tp2,moe=tp2")
     assert request_for("auto,residual=replicated", config).fusion == "auto"
     config.additional_config = {"other": 1, KEY: vars(request)}
-    request.settle_fused(config, fused=True)
+    request.settle(config, fused=True, overlapped=True)
     assert config.additional_config["other"] == 1
-    assert PlacementRequest.of(config) == replace(request, fused=True)
+    assert PlacementRequest.of(config) == replace(request, fused=True, overlapped=True)
 
 
 def test_fusion_off_and_one_rank_reduce_as_before() -> None:
@@ -85,3 +88,47 @@ def test_the_reference_runs_the_groups_all_reduce_and_leaves_its_input_alone() -
     assert torch.equal(total, 2 * branch + residual)
     assert torch.equal(normed, add_norm_reference(2 * branch, residual, weight, 1e-5)[0])
     assert group.reduced == 1
+
+
+@pytest.mark.parametrize(
+    ("overlapping", "invariant", "problem", "line"),
+    [
+        (Overlapping.OFF, "0", None, None),
+        (
+            Overlapping.ON,
+            "0",
+            None,
+            "in steps of 2048 tokens and more linear layers overlap their reduction in up to 4 parts",
+        ),
+        (Overlapping.REFERENCE, "0", None, "in steps of 2 tokens and more linear layers overlap"),
+        (
+            Overlapping.ON,
+            "0",
+            "rank 1: broken",
+            "linear layers do not overlap their reduction by .* because rank 1: broken",
+        ),
+        (Overlapping.ON, "1", None, "linear layers do not overlap their reduction because VLLM_BATCH_INVARIANT asks"),
+    ],
+)
+def test_an_overlap_is_tried_first_and_the_log_says_what_came_of_it(
+    overlapping: Overlapping, invariant: str, problem: str | None, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(vllm_communicator, "logger", lambda _: log)
+    monkeypatch.setattr(vllm_communicator, "trial", lambda *_: problem)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    group = Group()
+    plans = [compile_plan(model("qwen3"))]
+    found = communicator_of(group, plans, 32, torch.float32, Fusing.REFERENCE, overlapping, 64)
+    works = problem is None and invariant == "0" and overlapping is not Overlapping.OFF
+    assert isinstance(found, OverlappingCommunicator) is works
+    assert isinstance(found, FusingCommunicator)
+    assert (len(lines) == 1 and re.search(line, lines[0]) is not None) if line else not lines
+
+
+def test_the_overlap_is_part_of_the_request() -> None:
+    config = vllm_config()
+    request = request_for("attn=tp2,dense=tp2,overlap=on", config)
+    assert (request.overlap, request.overlapped, request.residual) == ("on", False, "replicated")
+    assert request_for("attn=tp2,dense=tp2", config).overlap == "off"

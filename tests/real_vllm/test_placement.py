@@ -46,7 +46,7 @@ ENGINES: dict[str, tuple[str, str | None, int]] = {
     "dense, stock, two ranks": ("qwen3", None, 2),
     "dense, tokens split": ("qwen3", "attn=tp2,dense=tp2,residual=sharded", 2),
     "experts, stock, one rank": ("qwen3_moe", None, 1),
-    "experts, by experts": ("qwen3_moe", "attn=tp2,dense=tp2,moe=ep2,residual=replicated,fusion=reference", 2),
+    "experts, by experts": ("qwen3_moe", "attn=tp2,dense=tp2,moe=ep2,fusion=reference,overlap=reference", 2),
 }
 
 

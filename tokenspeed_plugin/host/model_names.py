@@ -5,6 +5,7 @@ from vllm.compilation.backends import set_model_tag
 from vllm.compilation.decorators import support_torch_compile
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.models.utils import make_empty_intermediate_tensors_factory
 from vllm.sequence import IntermediateTensors
@@ -15,6 +16,8 @@ __all__ = [
     "IntermediateTensors",
     "ModelRegistry",
     "RMSNorm",
+    "RowParallelLinear",
+    "UnquantizedLinearMethod",
     "get_tp_group",
     "make_empty_intermediate_tensors_factory",
     "set_model_tag",

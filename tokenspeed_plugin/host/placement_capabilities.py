@@ -20,6 +20,8 @@ PLACEMENT: tuple[Capability, ...] = (
         "vllm.model_executor.models.utils:make_empty_intermediate_tensors_factory", parameters=("keys", "hidden_size")
     ),
     Capability(_LAYERS + "linear:RowParallelLinear", parameters=("reduce_results", "disable_tp", "prefix")),
+    Capability(_LAYERS + "linear:RowParallelLinear.forward", parameters=("input_",)),
+    Capability(_LAYERS + "linear:UnquantizedLinearMethod.apply", parameters=("layer", "x", "bias")),
     Capability(_LAYERS + "linear:MergedColumnParallelLinear", parameters=("disable_tp", "prefix")),
     Capability(_LAYERS + "vocab_parallel_embedding:VocabParallelEmbedding", parameters=("reduce_results",)),
     Capability(_LAYERS + "layernorm:RMSNorm.forward_native", parameters=("x", "residual")),

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
         if (slot == kSlots) slot = 0;
     }
 
-    uint4 branch[kLanes], residual[kLanes], weight[kLanes];
+    uint4 branch[kLanes], other[kLanes], residual[kLanes], weight[kLanes];
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
         const int lane = threadIdx.x + i * blockDim.x;
@@ -185,6 +185,9 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
             residual[i] = load_lane(params.residual, row * (params.residual_stride / kLaneElements) + lane);
         }
         if (has_packed_weight) weight[i] = load_lane(params.weight, lane);
+        if constexpr (kRanks == 1) {
+            if (params.other != nullptr) other[i] = load_lane(params.other, row * lanes + lane);
+        }
     }
 
     Lane total[kLanes];
@@ -195,6 +198,10 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
         if (lane >= lanes) continue;
         if constexpr (kRanks > 1) {
             branch[i] = sum_over_ranks<Element, kRanks, kLanes>(exchange, lane, branch[i]);
+        } else if (params.other != nullptr) {
+            Lane sum = Lane::unpack<Element>(branch[i]);
+            sum.add(Lane::unpack<Element>(other[i]));
+            branch[i] = sum.template pack<Element>();
         }
         total[i] = Lane::unpack<Element>(branch[i]);
         if (has_residual) total[i].add(Lane::unpack<Element>(residual[i]));

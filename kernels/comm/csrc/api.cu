@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "all_reduce_add_norm.cuh"
+#include "flags.cuh"
 
 namespace tokenspeed::comm {
 namespace {
@@ -208,5 +209,24 @@ int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* 
         config.numAttrs = 1;
     }
     return check("all_reduce_add_norm", cudaLaunchKernelEx(&config, kernel, *params));
+}
+
+// Copies to a peer's memory and then writes the peer's flag. The copy engines do the first: no multiprocessor is taken
+// from the kernels of other streams.
+int tokenspeed_comm_send(int device, const void* source, void* target, int64_t bytes, uint32_t* flag, uint32_t value,
+                         void* stream) {
+    if (const int status = use_device(device); status != 0) return status;
+    const auto on = static_cast<cudaStream_t>(stream);
+    const int status = check("cudaMemcpyAsync", cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, on));
+    if (status != 0) return status;
+    raise_flag_kernel<<<1, 1, 0, on>>>(flag, value);
+    return check("raise_flag", cudaGetLastError());
+}
+
+// Makes a stream wait for a flag of this rank.
+int tokenspeed_comm_await(int device, const uint32_t* flag, uint32_t value, uint64_t timeout_ns, void* stream) {
+    if (const int status = use_device(device); status != 0) return status;
+    await_flag_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(flag, value, timeout_ns);
+    return check("await_flag", cudaGetLastError());
 }
 }

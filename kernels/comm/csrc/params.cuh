@@ -19,6 +19,7 @@ enum class ElementType : int32_t { kBfloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 // Everything a launch needs; mirrored field by field in abi.py.
 struct Params {
     const void* branch;                      // [rows, hidden] this rank's term of the sum
+    const void* other;                       // [rows, hidden] with one rank: a second term, packed; null: there is none
     const void* residual;                    // [rows, hidden]; null: there is none
     const void* weight;                      // [hidden]; null: there is none
     void* normed;                            // [rows, hidden]

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two GPUs that give each other their terms of a sum by copies, which take no multiprocessor from a matrix product.
+
+An all-reduce of NCCL under a matrix product takes multiprocessors, and the blocks that would have run there come in a second wave,
+so the two end no earlier than one after the other. The copy engines are idle meanwhile. For two ranks an exchange of whole terms
+moves no more bytes than an all-reduce; the kernel of the norm adds them. The protocol is in `csrc/flags.cuh`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tokenspeed_plugin.kernels.comm import library as comm
+from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import TIMEOUT_S, RowShape
+from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS
+from tokenspeed_plugin.kernels.comm.overlap import Terms, Transfer
+from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory, share
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from tokenspeed_plugin.kernels.comm.abi import CommLibrary
+
+NUM_RANKS: Final = 2
+NUM_BUFFERS: Final = 2
+"""Calls that a rank has room for: a peer may be one call ahead."""
+_FLAG_BYTES: Final = 128
+"""Each flag has a line of its own."""
+_ALIGNMENT: Final = 2 << 20
+_WORDS: Final = {torch.bfloat16: "<i2", torch.float16: "<i2"}
+
+
+class CopyExchange:
+    """See `Exchange`. Its memory lives as long as the process.
+
+    Memory of a rank: [buffer][row][hidden] of terms, then a flag for each part.
+    """
+
+    way = "copies between the GPUs"
+
+    def __init__(
+        self,
+        library: CommLibrary,
+        memory: PeerMemory,
+        rank: int,
+        device: torch.device,
+        shape: RowShape,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`memory` has `memory_bytes(shape)` on each of two ranks; `shape.max_rows` are the rows of a call."""
+        self.max_rows: int | None = shape.max_rows
+        self.memory, self.device, self.library = memory, device, library
+        self.own, self.peer = memory.addresses[rank], memory.addresses[1 - rank]
+        self.row_bytes = shape.hidden * shape.dtype.itemsize
+        self.timeout_ns = int(timeout_s * 1e9)
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.received = _view(self.own, (NUM_BUFFERS, shape.max_rows, shape.hidden), shape.dtype, device)
+        self._flags = NUM_BUFFERS * shape.max_rows * self.row_bytes
+        self._calls = 0
+
+    def begin(self, product: torch.Tensor) -> Transfer:
+        """See `Exchange`."""
+        if product.dtype != self.received.dtype or product.shape[1] != self.received.shape[2]:
+            raise ValueError(
+                f"product: {product.dtype} of {product.shape[1]}, allowed: {self.received.dtype} of {self.received.shape[2]}"
+            )
+        self._calls += 1
+        return _CopyTransfer(self, product, self._calls)
+
+    def flag(self, base: int, part: int) -> int:
+        """Address of a part's flag in the memory at `base`."""
+        return base + self._flags + part * _FLAG_BYTES
+
+
+class _CopyTransfer:
+    def __init__(self, exchange: CopyExchange, product: torch.Tensor, call: int) -> None:
+        self._exchange, self._product = exchange, product
+        self._buffer, self._value = call % NUM_BUFFERS, call & 0xFFFF_FFFF
+        self._sent: dict[int, torch.cuda.Event] = {}
+
+    def start(self, part: int, first: int, end: int) -> None:
+        exchange, rows = self._exchange, self._product[first:end]
+        exchange.stream.wait_stream(torch.cuda.current_stream(exchange.device))
+        row = self._buffer * exchange.received.shape[1] + first
+        exchange.library.send(
+            exchange.device.index,
+            rows.data_ptr(),
+            exchange.peer + row * exchange.row_bytes,
+            (end - first) * exchange.row_bytes,
+            exchange.flag(exchange.peer, part),
+            self._value,
+            exchange.stream.cuda_stream,
+        )
+        self._sent[part] = exchange.stream.record_event()
+
+    def wait(self, part: int, first: int, end: int) -> Terms:
+        exchange = self._exchange
+        stream = torch.cuda.current_stream(exchange.device)
+        # What is sent must stay as it is until it has been sent.
+        stream.wait_event(self._sent.pop(part))
+        exchange.library.wait(
+            exchange.device.index,
+            exchange.flag(exchange.own, part),
+            self._value,
+            exchange.timeout_ns,
+            stream.cuda_stream,
+        )
+        return Terms(self._product[first:end], exchange.received[self._buffer, first:end])
+
+
+def memory_bytes(shape: RowShape) -> int:
+    """Bytes of peer memory that each rank needs."""
+    num_bytes = NUM_BUFFERS * shape.max_rows * shape.hidden * shape.dtype.itemsize + MAX_PARTS * _FLAG_BYTES
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def connect_copies(group: ProcessGroup, device: torch.device, shape: RowShape) -> CopyExchange:
+    """Share memory between the two ranks of a group of the CPU kind, which both have to call this; the library is built.
+
+    Raises:
+        NotConnectedError: there are not two ranks, or they cannot reach each other's memory.
+    """
+    if group.size() != NUM_RANKS:
+        raise NotConnectedError(f"{group.size()} ranks, allowed: {NUM_RANKS}")
+    library = comm.load()
+    memory = share(group, library, device.index, memory_bytes(shape))
+    return CopyExchange(library, memory, group.rank(), device, shape)
+
+
+class _DeviceMemory:
+    """Memory that torch did not allocate, as torch finds it."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], words: str) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": shape,
+            "typestr": words,
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _view(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    words: torch.Tensor = torch.as_tensor(_DeviceMemory(address, shape, _WORDS[dtype]), device=device)
+    return words.view(dtype)
