@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.placed.bars import UNFUSED
+from benchmarks.placed.bars import OVERLAP, UNFUSED
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, System
     found = {"stock": System(None), "placed": System("auto"), "ours": System("auto", scheduler="tokenspeed")}
     if ranks > 1:
         found[UNFUSED] = System("auto,fusion=off")
+        found[OVERLAP] = System("auto,overlap=on")
         found["placed-split"] = System(f"{whole},residual=sharded")
     if ranks > 1 and model == "mla" and device != "cpu":
         found["stock-experts"] = System(None, expert_parallel=True)

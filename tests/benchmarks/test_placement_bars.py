@@ -80,4 +80,11 @@ def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
 def test_experts_are_compared_with_vllms_experts() -> None:
     assert systems_of("mla", 2)["placed-experts"] == System("attn=tp2,dense=tp2,moe=ep2", expert_parallel=True)
     assert set(systems_of("dense", 1)) == {"stock", "placed", "ours"}
-    assert set(systems_of("mla", 2, "cpu")) == {"stock", "placed", "ours", "placed-unfused", "placed-split"}
+    assert set(systems_of("mla", 2, "cpu")) == {
+        "stock",
+        "placed",
+        "ours",
+        "placed-unfused",
+        "placed-overlap",
+        "placed-split",
+    }
