@@ -21,7 +21,9 @@ from tokenspeed_plugin.kernels.autotune import (
 )
 from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError, named_solution, share_of
+from tokenspeed_plugin.kernels.mla.append_solutions import APPEND_MODE, append_shape, append_signature
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE as CACHED_PREFILL
+from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import QUERY_TOKENS
 from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
 from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
@@ -67,15 +69,18 @@ def explain(
     gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "",
     kernels: Annotated[str, typer.Option(help="Override as --kernels takes it: auto, or mla=NAME.")] = "auto",
     prefill: Annotated[bool, typer.Option("--prefill", help="Prefill on cached tokens instead of decode.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Append to the latent cache instead of decode.")] = False,
     fp8: Fp8 = False,
 ) -> None:
     """Show which MLA kernel would run, and why no other."""
     device = _platform(platform, gpu)
+    if append and prefill:
+        raise _failure("--append and --prefill, allowed: one of them")
     request = KernelRequest(
         "mla",
-        CACHED_PREFILL if prefill else "decode",
-        FP8 if fp8 else BF16,
-        decode_shape(heads, queries, page, requests, context),
+        APPEND_MODE if append else CACHED_PREFILL if prefill else "decode",
+        append_signature("bfloat16", "float8_e4m3fn" if fp8 else "bfloat16") if append else FP8 if fp8 else BF16,
+        append_shape(LATENT_DIMS, ROPE_DIMS) if append else decode_shape(heads, queries, page, requests, context),
         device,
         objective,
     )
@@ -89,7 +94,9 @@ def explain(
         table.add_row(rejection.solution, "rejected", rejection.reason)
     _console().print(table)
     if selection.spec.host_backend is not None:
-        _console().print(f"vLLM's own backend {selection.spec.host_backend} stays in charge.")
+        _console().print(
+            f"vLLM's own {'layer' if append else 'backend'} {selection.spec.host_backend} stays in charge."
+        )
 
 
 @app.command()

@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from tokenspeed_plugin.kernels.device import this_platform
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError
-from tokenspeed_plugin.kernels.mla.append_solutions import APPEND_FAMILY, APPEND_MODE, append_shape, append_signature
+from tokenspeed_plugin.kernels.mla.append_solutions import (
+    APPEND_FAMILY,
+    APPEND_MODE,
+    HOST_SOLUTION,
+    append_shape,
+    append_signature,
+)
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, parse_overrides, select_kernel
@@ -23,13 +29,13 @@ E4M3 = "float8_e4m3fn"
 
 
 def allowed_appends() -> list[str]:
-    """Solutions that an engine can be given by name."""
+    """Solutions that an engine can be given by name, vLLM's own layer among them."""
     specs = default_registry().candidates(APPEND_FAMILY, APPEND_MODE)
-    return sorted(spec.solution for spec in specs if spec.serves_engine)
+    return sorted(spec.solution for spec in specs if spec.serves_engine or spec.host_backend is not None)
 
 
 def named_append(text: str, asked_by: str) -> str | None:
-    """The solution that a setting names; None for `auto` and for settings that name other operations only.
+    """The solution of ours that a setting names; None for `auto`, for vLLM's own, and when it names other operations only.
 
     Raises:
         ValueError: it names a solution that there is not, or one that cannot stand under vLLM's layers.
@@ -38,7 +44,7 @@ def named_append(text: str, asked_by: str) -> str | None:
     if name is not None and name not in allowed_appends():
         allowed = ", ".join(allowed_appends())
         raise ValueError(f"{asked_by} {text}: {name!r} cannot serve vLLM's layers, allowed: {allowed}")
-    return name
+    return None if name == HOST_SOLUTION else name
 
 
 def cache_type(dtype: str, cache_dtype: str) -> str:
@@ -75,7 +81,7 @@ def settle_append(
         )
     allowed = ", ".join(allowed_appends())
     raise KernelsRefusedError(
-        f"{asked_by} {text} cannot be honoured: {found}. Allowed: no {KEY}=, or {KEY}= one of {allowed}"
+        f"{asked_by} {text} cannot be honoured: {found}. Allowed: off, auto, or {KEY}= one of {allowed}"
     )
 
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tokenspeed_plugin.kernels.mla.solutions import _file_hash, _missing
+from tokenspeed_plugin.kernels.mla.solutions import _file_hash, _host, _missing
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,
@@ -48,6 +48,9 @@ def _triton() -> Callable[..., Any]:
     return mla_append_triton
 
 
+HOST_SOLUTION = "vllm"
+"""vLLM's own layer: a norm, a rotation and a write, one after the other."""
+_LAYER = "MultiHeadLatentAttentionWrapper"
 _BF16, _FP8 = append_signature("bfloat16", "bfloat16"), append_signature("bfloat16", "float8_e4m3fn")
 
 SOLUTIONS = (
@@ -81,5 +84,16 @@ SOLUTIONS = (
         unavailable=functools.partial(_missing, "triton"),
         source=functools.partial(_file_hash, "triton_append.py"),
         serves_engine=True,
+    ),
+    KernelSpec(
+        APPEND_FAMILY,
+        APPEND_MODE,
+        HOST_SOLUTION,
+        capabilities=(Capability("cuda"), Capability("rocm")),
+        signatures=(_BF16, _FP8),
+        load=_host(_LAYER),
+        priority=Priority.PERFORMANT,
+        host_backend=_LAYER,
+        unavailable=functools.partial(_missing, "vllm"),
     ),
 )

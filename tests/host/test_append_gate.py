@@ -101,7 +101,7 @@ def test_vllms_fusion_of_the_same_is_switched_off(caplog: pytest.LogCaptureFixtu
     assert "The pass fuse_rope_kvcache_cat_mla is off" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["off", "auto", "mla=flashmla"])
+@pytest.mark.parametrize("text", ["off", "auto", "mla=flashmla", "append=vllm"])
 def test_nothing_happens_without_a_name_and_what_was_there_goes(text: str) -> None:
     gate("append=triton", config_with())
     config = config_with()
@@ -139,14 +139,14 @@ def test_what_it_cannot_serve_is_refused_by_its_name(setting: str) -> None:
         gate("append=triton", config_with(**{setting: WANTED.get(setting, 2)}))
     assert "--kernels append=triton cannot be honoured: " in str(error.value)
     assert f"{setting}=" in str(error.value)
-    assert f"{ROWS[setting]}. Allowed: no append=, or append= one of reference, triton" in str(error.value)
+    assert f"{ROWS[setting]}. Allowed: off, auto, or append= one of reference, triton, vllm" in str(error.value)
     assert mla_append.occupant() is None
 
 
 @pytest.mark.parametrize(
     ("text", "platform", "changes", "message"),
     [
-        ("append=best", H200, {}, "append='best', allowed solutions: reference, triton"),
+        ("append=best", H200, {}, "append='best', allowed solutions: reference, triton, vllm"),
         ("append=reference", H200, {}, "platform cuda 9.0, allowed: cpu"),
         ("append=triton", CPU, {}, "platform cpu, allowed: cuda 8.9"),
         ("append=triton", H200, {"model_config.dtype": torch.float16}, "formats kv=float16, new=float16, allowed"),

@@ -60,7 +60,9 @@ def pair(cache: torch.dtype, **options: Any) -> tuple[Any, Any]:
     for cls in (stock(), AppendingLatentAttention):
         config = engine_config()
         layer = new_layer(cls, config, **options)
-        assert getattr(layer, "appends", None) is (True if cls is AppendingLatentAttention else None)
+        if cls is AppendingLatentAttention:
+            assert layer.appends
+            assert layer.mla_attn.impl.do_kv_cache_update is append_layer._has_appended
         found.append(outcome(layer, config, new_cache(cache)))
     return found[0], found[1]
 

@@ -89,6 +89,15 @@ def test_explain_refuses_by_name(arguments: tuple[str, ...], message: str) -> No
     assert message in output
 
 
+def test_explain_shows_the_append_too() -> None:
+    code, output = run("explain", *HOPPER, "--append", "--fp8")
+    assert (code, "triton" in output) == (0, True)
+    assert "vLLM's own layer MultiHeadLatentAttentionWrapper stays in charge." in output
+    code, output = run("explain", *HOPPER, "--append", "--kernels", "append=triton")
+    assert "asked for by --kernels" in output
+    assert "stays in charge" not in output
+
+
 def test_tune_takes_a_benchmark_in(tmp_path: Path) -> None:
     cell = {"heads": 16, "query_tokens": 1, "requests": 1, "context_tokens": 8192}
     times = {"ours": 30.0, "FlashMLA": 20.0, "FlashAttention 3": 25.0, "read-only sweep": 4.0}
