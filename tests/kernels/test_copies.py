@@ -28,13 +28,13 @@ EPSILON = 1e-5
 
 
 class HostLibrary:
-    """`send` and `wait` as the streams would run them; a rank sleeps before it sends, so that calls meet in many ways."""
+    """`send` and `wait` as the streams would run them; a rank dawdles before it sends and before it reads, so calls meet in many ways."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def send(self, device: int, source: int, target: int, num_bytes: int, flag: int, value: int, stream: int) -> None:
-        time.sleep(float(torch.rand((), generator=self.generator)) * 2e-3)
+        self._dawdle()
         ctypes.memmove(target, source, num_bytes)
         ctypes.c_uint32.from_address(flag).value = value
 
@@ -43,6 +43,11 @@ class HostLibrary:
         while (ctypes.c_uint32.from_address(flag).value - value) % 2**32 >= 2**31:
             assert time.monotonic() < end, "the peer did not come"
             time.sleep(1e-5)
+        self._dawdle()
+
+    def _dawdle(self) -> None:
+        if float(torch.rand((), generator=self.generator)) < 0.25:
+            time.sleep(3e-3)
 
 
 @pytest.fixture
