@@ -19,3 +19,8 @@ class ExpertWorker(CPUWorker):
 def model_class(worker: Any) -> str:
     """Name of the class that a worker runs; sent to workers by `collective_rpc`."""
     return type(worker.get_model()).__name__
+
+
+def open_linears(worker: Any) -> int:
+    """Linear layers that leave their product to the reduction behind them."""
+    return sum(type(module).__name__ == "OpenRowLinear" for module in worker.get_model().modules())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from real_vllm.expert_worker import model_class
+from real_vllm.expert_worker import model_class, open_linears
 from real_vllm.models import FIRST_TEXT_ID, VOCABULARY_TOKENS, tiny_model
 from real_vllm.runner import ScenarioError, run_scenarios
 from real_vllm.scenario import Intervention, Outcome, PromptRequest, Scenario
@@ -54,7 +54,7 @@ def scenario(model: str, placement: str | None, num_ranks: int) -> Scenario:
     arguments: dict[str, Any] = {**SETTINGS, **(TWO_RANKS if num_ranks == 2 else {})}
     if placement is not None:
         arguments["additional_config"] = {"tokenspeed": {"placement": placement}}
-    asked = (Intervention(1, "collective_rpc", {"method": model_class}),)
+    asked = tuple(Intervention(1, "collective_rpc", {"method": method}) for method in (model_class, open_linears))
     return Scenario(tiny_model(model), REQUESTS, None, arguments, ("fork_workers",), interventions=asked)
 
 
@@ -74,7 +74,10 @@ def outcome_of(outcomes: dict[str, Outcome | ScenarioError], name: str) -> Outco
 def test_every_rank_runs_the_class_that_was_asked_for(outcomes: dict[str, Outcome | ScenarioError], name: str) -> None:
     model, placement, num_ranks = ENGINES[name]
     stock = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[model]
-    assert outcome_of(outcomes, name).answers == ([("Placed" if placement else "") + stock] * num_ranks,)
+    # Three layers of experts: only their attention ends in a linear layer.
+    overlapped = 3 if "overlap" in (placement or "") else 0
+    classes = [("Placed" if placement else "") + stock] * num_ranks
+    assert outcome_of(outcomes, name).answers == (classes, [overlapped] * num_ranks)
 
 
 @pytest.mark.parametrize("name", [name for name, engine in ENGINES.items() if engine[2] == 2])
