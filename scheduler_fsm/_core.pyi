@@ -118,6 +118,7 @@ class SchedulerConfig:
     encoder: EncoderLimits
     target_tps: float
     overload: Overload
+    graph_sizes: list[int]
 
 class RunnerProtocol:
     def __init__(

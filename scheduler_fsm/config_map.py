@@ -60,6 +60,7 @@ def scheduler_config(
     settings = resolve_in_process(vllm_config.additional_config).values
     config.target_tps = settings.target_tps_per_user
     config.overload = _OVERLOAD[settings.target_overload]
+    config.graph_sizes = vllm_config.compilation_config.cudagraph_capture_sizes or []
     _set_speculation(config, vllm_config)
     return config
 

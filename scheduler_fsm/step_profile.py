@@ -5,7 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin.host.log import logger as named_logger
 from tokenspeed_plugin.settings import SettingsError, resolve_in_process
@@ -20,6 +20,9 @@ _LEAST_STEPS = 64  # fewer are no better than what the file says already
 # Milliseconds of any step; microseconds of a request that decodes, of a KV token that a decode reads, of a prompt token,
 # and of a prompt token and one that it attends to.
 _FIGURES = ("fixed_ms", "row_us", "context_us", "prefill_us", "pair_us")
+# Milliseconds more, 0 where a file does not say: of a step with prompts that fits a CUDA graph, of one that fits none, and of decodes
+# alone that fit none.
+_LATER_FIGURES = ("mixed_ms", "large_mixed_ms", "large_ms")
 
 
 class ProfileFile:
@@ -68,19 +71,21 @@ def _read(path: Path) -> dict[str, float]:
         raise _refusal(path, f"it cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise _refusal(path, f"it holds {found!r:.80}")
+    otherwise: dict[str, Any] = {**dict.fromkeys(_FIGURES, "missing"), **dict.fromkeys(_LATER_FIGURES, 0)}
     for name in found:
-        if name not in _FIGURES:
+        if name not in otherwise:
             raise _refusal(path, f"{name} is no figure of a profile")
-    for name in _FIGURES:
-        value = found.get(name, "missing")
+    figures = {**otherwise, **found}
+    for name, value in figures.items():
         # A step that takes no time at all would let everything into it.
         is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         if not is_time or (name == "fixed_ms" and value == 0):
             raise _refusal(path, f"{name} is {value!r:.80}")
-    return {name: float(found[name]) for name in _FIGURES}
+    return {name: float(value) for name, value in figures.items()}
 
 
 def _refusal(path: Path, why: str) -> SettingsError:
     return SettingsError(
-        f"{_KEY}: {path}: {why}; allowed: a JSON object with {', '.join(_FIGURES)}, each a number of 0 or more, the first above 0"
+        f"{_KEY}: {path}: {why}; allowed: a JSON object with {', '.join(_FIGURES)} and, if known, {', '.join(_LATER_FIGURES)}, "
+        "each a number of 0 or more, the first above 0"
     )

@@ -52,7 +52,7 @@ struct EngineState {
           slots(config.max_num_seqs),
           encoder_cache(config.encoder.cache_embeds),
           adapters(config.max_adapters),
-          pace(config.target_tps, config.overload) {}
+          pace(config.target_tps, config.overload, GraphSizes(config.graph_sizes)) {}
 
     SchedulerConfig config;
     // Requests hold blocks, slots and encoder outputs, so the table is destroyed before the pools.

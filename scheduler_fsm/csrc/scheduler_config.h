@@ -36,13 +36,14 @@ struct SchedulerConfig {
     std::uint32_t num_draft_tokens = 0;    ///< most draft tokens per request
     std::vector<std::uint32_t>
         draft_tokens_by_batch;  ///< dynamic K: draft tokens by number of rows in the step; empty: always the most
-    std::uint32_t lookahead_tokens = 0;    ///< KV slots that a drafter writes past the step's tokens
-    std::uint32_t drafter_slots = 0;       ///< input rows that a drafter adds per request
-    bool drop_last_match_block = false;    ///< drafters of the EAGLE kind recompute the last block of a match
-    std::uint32_t max_adapters = 0;        ///< 0: any number of LoRA adapters at once
-    EncoderLimits encoder;                 ///< all 0: no multimodal input
-    double target_tps = 0.0;               ///< output tokens per second that every user shall get; 0: off
-    Overload overload = Overload::kQueue;  ///< what becomes of requests that the rate has no room for
+    std::uint32_t lookahead_tokens = 0;      ///< KV slots that a drafter writes past the step's tokens
+    std::uint32_t drafter_slots = 0;         ///< input rows that a drafter adds per request
+    bool drop_last_match_block = false;      ///< drafters of the EAGLE kind recompute the last block of a match
+    std::uint32_t max_adapters = 0;          ///< 0: any number of LoRA adapters at once
+    EncoderLimits encoder;                   ///< all 0: no multimodal input
+    double target_tps = 0.0;                 ///< output tokens per second that every user shall get; 0: off
+    Overload overload = Overload::kQueue;    ///< what becomes of requests that the rate has no room for
+    std::vector<std::uint32_t> graph_sizes;  ///< tokens of a step that CUDA graphs are captured for, ascending
 };
 
 /// Throws std::invalid_argument naming the field, its value and what is allowed.

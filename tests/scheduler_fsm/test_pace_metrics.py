@@ -104,7 +104,7 @@ def test_what_happens_above_capacity_is_counted(overload: str, name: str) -> Non
     run.users(4)
     run.ticks(40)
     run.users(20)
-    run.ticks(40)
+    run.ticks(60)
     assert run.value(f"{name}_total") == run.scheduler.pace()[name] > 0
 
 

@@ -48,7 +48,7 @@ def test_a_run_leaves_what_it_learnt_and_the_next_one_starts_from_it(tmp_path: P
     assert not path.exists()  # so few steps say little
     first.ticks(150)
     first.scheduler.shutdown()
-    assert set(json.loads(path.read_text())) == set(FIGURES)
+    assert set(json.loads(path.read_text())) == {*FIGURES, "mixed_ms", "large_mixed_ms", "large_ms"}
     assert list(tmp_path.iterdir()) == [path]
     second = Profiled(path)
     second.serve(8)
@@ -76,6 +76,7 @@ def test_it_is_kept_once_a_minute(tmp_path: Path) -> None:
         (json.dumps({**FIGURES, "pair_us": float("inf")}), "pair_us is inf"),
         (json.dumps({**FIGURES, "context_us": float("nan")}), "context_us is nan"),
         (json.dumps({**FIGURES, "rows": 1}), "rows is no figure"),
+        (json.dumps({**FIGURES, "mixed_ms": "few"}), "mixed_ms is 'few'"),
         (json.dumps({k: v for k, v in FIGURES.items() if k != "prefill_us"}), "prefill_us is 'missing'"),
     ],
 )

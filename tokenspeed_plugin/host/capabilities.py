@@ -214,6 +214,7 @@ SCHEDULER: tuple[Capability, ...] = (
     Capability(_SPEC + "FullAttentionSpec", fields=("block_size",)),
     Capability(_SPEC + "SlidingWindowSpec", fields=("block_size", "sliding_window")),
     Capability("vllm.v1.core.kv_cache_utils:KVCacheBlockCopy"),
+    Capability("vllm.config.compilation:CompilationConfig", fields=("cudagraph_capture_sizes",)),
     Capability("vllm.multimodal.encoder_budget:MultiModalBudget", parameters=("vllm_config", "mm_registry")),
     Capability("vllm.multimodal.inputs:MultiModalFeatureSpec", fields=("data", "identifier", "mm_position")),
     Capability(_OUTPUT + "ScheduledEncoderInputStats", fields=("num_inputs", "output_tokens")),

@@ -107,7 +107,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("max_adapters", &SchedulerConfig::max_adapters)
         .def_readwrite("encoder", &SchedulerConfig::encoder)
         .def_readwrite("target_tps", &SchedulerConfig::target_tps)
-        .def_readwrite("overload", &SchedulerConfig::overload);
+        .def_readwrite("overload", &SchedulerConfig::overload)
+        .def_readwrite("graph_sizes", &SchedulerConfig::graph_sizes);
     py::class_<bindings::RunnerProtocol>(module, "RunnerProtocol")
         .def(py::init([](bool resumed_as_new, bool sends_history, bool sends_new_tokens, bool zeroes_blocks) {
                  return bindings::RunnerProtocol{resumed_as_new, sends_history, sends_new_tokens, zeroes_blocks};

@@ -19,6 +19,9 @@ void bind_pace(py::module_& module) {
         .def_property_readonly("most_tokens", [](const Question& q) { return q.question.most_tokens; })
         .def_property_readonly("period_ms", [](const Question& q) { return q.question.period_ms; })
         .def_property_readonly("slowest_user_ms", [](const Question& q) { return q.question.slowest_user_ms; })
+        .def_property_readonly("since_prompts_ms", [](const Question& q) { return q.question.since_prompts_ms; })
+        .def_property_readonly("started_tokens", [](const Question& q) { return q.question.started_tokens; })
+        .def_property_readonly("waiting_tokens", [](const Question& q) { return q.question.waiting_tokens; })
         .def("predict_ms",
              [](const Question& q, double num_tokens) {
                  return q.model.predict_ms(q.question.decodes.with_prefill(q.question.begin_tokens, num_tokens));
@@ -65,6 +68,9 @@ py::dict profile_figures(const scheduler_fsm::PaceControl& pace) {
     figures["context_us"] = profile.context_us;
     figures["prefill_us"] = profile.prefill_us;
     figures["pair_us"] = profile.pair_us;
+    figures["mixed_ms"] = profile.mixed_ms;
+    figures["large_mixed_ms"] = profile.large_mixed_ms;
+    figures["large_ms"] = profile.large_ms;
     return figures;
 }
 
@@ -74,7 +80,10 @@ void start_from_figures(scheduler_fsm::PaceControl& pace, const py::dict& figure
                      .row_us = figure("row_us"),
                      .context_us = figure("context_us"),
                      .prefill_us = figure("prefill_us"),
-                     .pair_us = figure("pair_us")});
+                     .pair_us = figure("pair_us"),
+                     .mixed_ms = figure("mixed_ms"),
+                     .large_mixed_ms = figure("large_mixed_ms"),
+                     .large_ms = figure("large_ms")});
 }
 
 py::list step_classes(const scheduler_fsm::PaceControl& pace) {

@@ -18,9 +18,10 @@ class LeastSquares {
   public:
     using Vector = std::array<double, N>;
 
-    /// @param prior coefficients before the first sample, each as uncertain as it is large
-    explicit LeastSquares(const Vector& prior) noexcept : prior_(prior), coefficients_(prior) {
-        for (std::size_t i = 0; i < N; ++i) covariance_[i][i] = prior[i] * prior[i];
+    /// @param prior coefficients before the first sample
+    /// @param spread how uncertain each of them is
+    LeastSquares(const Vector& prior, const Vector& spread) noexcept : spread_(spread), coefficients_(prior) {
+        for (std::size_t i = 0; i < N; ++i) covariance_[i][i] = spread[i] * spread[i];
     }
 
     /// Takes `known` in place of the prior: measured before, so samples move it from there and do not replace it.
@@ -28,8 +29,8 @@ class LeastSquares {
         coefficients_ = known;
         covariance_ = {};
         for (std::size_t i = 0; i < N; ++i) {
-            prior_[i] = std::max(known[i], kLeastKnown * prior_[i]);
-            covariance_[i][i] = std::pow(kKnownSpread * prior_[i], 2);
+            spread_[i] = std::max(known[i], kLeastKnown * spread_[i]);
+            covariance_[i][i] = std::pow(kKnownSpread * spread_[i], 2);
         }
         num_samples_ = kFewSamples;
     }
@@ -42,22 +43,23 @@ class LeastSquares {
         return sum;
     }
 
-    void add(const Vector& x, double measured) noexcept {
-        const double fitted = std::max(value(x), kLeast);
+    /// @param scale what errors are relative to: the fitted value of the whole that `measured` is a part of
+    void add(const Vector& x, double measured, double scale) noexcept {
+        const double fitted = value(x);
         Vector px{};
         double spread = 0;
         for (std::size_t i = 0; i < N; ++i) {
             for (std::size_t j = 0; j < N; ++j) px[i] += covariance_[i][j] * x[j];
             spread += x[i] * px[i];
         }
-        const double noise = std::pow(kRelativeNoise * fitted, 2);
-        const double most = num_samples_++ < kFewSamples ? std::abs(measured - fitted) : kMostSurprise * fitted;
+        const double noise = std::pow(kRelativeNoise * std::max(scale, kLeast), 2);
+        const double most = num_samples_++ < kFewSamples ? std::abs(measured - fitted) : kMostSurprise * scale;
         const double surprise = std::clamp(measured - fitted, -most, most);
-        const double scale = 1.0 / (kForgetting * noise + spread);
+        const double gain = 1.0 / (kForgetting * noise + spread);
         for (std::size_t i = 0; i < N; ++i) {
-            coefficients_[i] = std::max(0.0, coefficients_[i] + px[i] * scale * surprise);
+            coefficients_[i] = std::max(0.0, coefficients_[i] + px[i] * gain * surprise);
             for (std::size_t j = 0; j < N; ++j) {
-                covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] * scale) / kForgetting;
+                covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] * gain) / kForgetting;
             }
         }
         bound_covariance();
@@ -67,15 +69,15 @@ class LeastSquares {
     static constexpr double kForgetting = 0.998;
     static constexpr double kRelativeNoise = 0.05;
     static constexpr double kMostSurprise = 0.5;
-    static constexpr double kMostVariance = 4.0;  // of the prior's
+    static constexpr double kMostVariance = 4.0;  // of the first one
     static constexpr double kLeast = 0.05;
     static constexpr double kKnownSpread = 0.2;    // of a coefficient that was measured before
-    static constexpr double kLeastKnown = 0.05;    // of the prior: a coefficient that was 0 can still grow
+    static constexpr double kLeastKnown = 0.05;    // of the spread: a coefficient that was 0 can still grow
     static constexpr std::size_t kFewSamples = 4;  // the prior is a guess: the first samples replace it
 
     void bound_covariance() noexcept {
         for (std::size_t i = 0; i < N; ++i) {
-            const double most = kMostVariance * prior_[i] * prior_[i];
+            const double most = kMostVariance * spread_[i] * spread_[i];
             if (covariance_[i][i] <= most) continue;
             const double shrink = std::sqrt(most / covariance_[i][i]);
             for (std::size_t j = 0; j < N; ++j) {
@@ -85,7 +87,7 @@ class LeastSquares {
         }
     }
 
-    Vector prior_;
+    Vector spread_;
     Vector coefficients_;
     std::array<Vector, N> covariance_{};
     std::size_t num_samples_ = 0;

@@ -2,6 +2,7 @@
 #include "scheduler_fsm/csrc/pace/pace_control.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tokenspeed::scheduler_fsm {
@@ -25,17 +26,56 @@ constexpr std::uint32_t kShedPlans = 8;
 constexpr std::uint32_t kHungryPlans = 8;
 constexpr double kHungryShare = 0.25;
 constexpr std::uint32_t kLeastChunk = 16;
+// Newcomers wait for each other for at most so many periods...
+constexpr double kMostGatherPeriods = 1.0;
+// ... and for no longer than this share of what all users together lose to a step with prompts.
+constexpr double kGatherShare = 0.25;
+// What prompts cost in any case is not worth it below this share of a period.
+constexpr double kNoticedShare = 0.05;
+constexpr double kRowMemory = 1.0 / 16;
+// Where what prompts cost in any case takes longer than a period, they get it once all users are ahead by as much.
+constexpr double kMostAheadPeriods = 4;
+// Tokens that users leave prompts of the largest CUDA graph, where a step that is too large for it takes longer by this
+// share of a period.
+constexpr std::uint32_t kGraphRoom = 32;
+constexpr double kCostlyShare = 0.5;
+
+/// Whether newcomers should wait for others that share their step's fixed cost.
+bool should_gather(const ChunkQuestion& question, const StepTimeModel& model, std::uint32_t room) {
+    if (question.started_tokens > 0 || question.waiting_tokens >= room) return false;
+    const double least_ms = model.least_prompt_ms(question.decodes);
+    if (least_ms < kNoticedShare * question.period_ms) return false;
+    const double lost_ms = question.decodes.decode_tokens * least_ms;
+    return question.since_prompts_ms < std::min(kMostGatherPeriods * question.period_ms, kGatherShare * lost_ms);
+}
+
+/// Whether steps that fit a CUDA graph, `room` tokens each, take prompts in for less than one that is too large.
+bool should_stay_captured(const ChunkQuestion& question, const StepTimeModel& model, std::uint32_t room) {
+    const double num_steps = std::ceil((question.started_tokens + question.waiting_tokens) / room);
+    return (num_steps - 1) * model.least_prompt_ms(question.decodes) < model.large_step_ms();
+}
 
 }  // namespace
 
 std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model) {
     const double budget_ms =
         std::clamp(question.slowest_user_ms, kShortestStep * question.period_ms, kLongestStep * question.period_ms);
-    return model.fitting_prefill(question.decodes, question.begin_tokens, budget_ms, question.most_tokens);
+    const auto fitting = [&](double ms) {
+        return model.fitting_prefill(question.decodes, question.begin_tokens, ms, question.most_tokens);
+    };
+    std::uint32_t fits = fitting(budget_ms);
+    if (fits == 0) fits = fitting(std::min(question.slowest_user_ms, kMostAheadPeriods * question.period_ms));
+    const std::uint32_t captured = model.captured_prefill(question.decodes);
+    const bool may_be_captured = captured >= kLeastChunk && captured < fits;
+    if (should_gather(question, model, may_be_captured ? captured : fits)) return 0;
+    return may_be_captured && should_stay_captured(question, model, captured) ? captured : fits;
 }
 
-PaceControl::PaceControl(double target_tps, Overload overload) noexcept
-    : period_s_(target_tps > 0 ? kAim / target_tps : 0), is_on_(target_tps > 0), overload_(overload) {}
+PaceControl::PaceControl(double target_tps, Overload overload, GraphSizes graphs)
+    : period_s_(target_tps > 0 ? kAim / target_tps : 0),
+      is_on_(target_tps > 0),
+      overload_(overload),
+      model_(std::move(graphs)) {}
 
 double PaceControl::period_for(double target_tps) noexcept {
     if (target_tps < 0) return period_s_;
@@ -50,21 +90,32 @@ double PaceControl::begin_s(double now_s) const noexcept {
     return std::max(now_s, free_s);
 }
 
-void PaceControl::note_planned(std::uint64_t step, double now_s, const StepWork& work) {
+void PaceControl::note_planned(std::uint64_t step, double now_s, const StepWork& work, std::size_t num_prompt_rows) {
     // With more to do, time between two completions counts: that is what users feel.
     const double begin = was_idle_ || last_completed_s_ > now_s ? now_s : last_completed_s_;
     was_idle_ = false;
-    in_flight_.push_back({step, begin, model_.predict_ms(work), work});
+    in_flight_.push_back({step, now_s, begin, model_.predict_ms(work), work});
+    if (num_prompt_rows == 0) return;
+    prompts_end_s_ = begin_s(now_s);  // the step itself is in flight now, so this is when it ends
+    const double tokens = work.prefill_tokens / static_cast<double>(num_prompt_rows);
+    tokens_per_prompt_row_ += kRowMemory * (tokens - tokens_per_prompt_row_);
 }
 
 void PaceControl::note_completed(std::uint64_t step, double now_s, bool has_more) {
     const auto found = std::ranges::find(in_flight_, step, &InFlight::step);
     if (found == in_flight_.end()) return;
     const double begin = std::max(found->begin_s, last_completed_s_);
-    report.predicted_ms = found->predicted_ms;
+    StepWork work = found->work;
+    work.launched_tokens = 0;
+    for (const InFlight& other : in_flight_) {
+        if (other.step != step && other.planned_s >= last_completed_s_) {
+            work.launched_tokens = std::max(work.launched_tokens, other.work.launched_tokens);
+        }
+    }
+    report.predicted_ms = model_.predict_ms(work);
     report.measured_ms = (now_s - begin) * 1e3;
-    tally.add(found->work, report.predicted_ms, report.measured_ms);
-    model_.learn(found->work, report.measured_ms);
+    tally.add(work, report.predicted_ms, report.measured_ms);
+    model_.learn(work, report.measured_ms);
     least_ms_ = std::min(report.measured_ms, least_ms_ * kForgetLeast);
     in_flight_.erase(found);
     last_completed_s_ = now_s;
@@ -77,7 +128,10 @@ double PaceControl::least_period_s(double context_tokens) const noexcept {
 }
 
 bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcept {
-    return model_.predict_ms(decodes) <= kAdmittedShare * period_s * 1e3;
+    const double period_ms = period_s * 1e3;
+    if (model_.captured_prefill(decodes) < kGraphRoom && model_.large_step_ms() > kCostlyShare * period_ms)
+        return false;
+    return model_.predict_ms(decodes) <= kAdmittedShare * period_ms;
 }
 
 bool PaceControl::must_shed(const StepWork& decodes, double period_s) noexcept {
@@ -93,7 +147,8 @@ std::uint32_t PaceControl::prefill_tokens(const ChunkQuestion& question, bool pr
     num_hungry_plans_ = tokens == 0 && prompts_want ? num_hungry_plans_ + 1 : 0;
     if (num_hungry_plans_ >= kHungryPlans) {
         num_hungry_plans_ = 0;
-        const double budget_ms = model_.predict_ms(question.decodes) + kHungryShare * question.period_ms;
+        const StepWork least = question.decodes.with_prefill(question.begin_tokens, 1);
+        const double budget_ms = model_.predict_ms(least) + kHungryShare * question.period_ms;
         tokens = model_.fitting_prefill(question.decodes, question.begin_tokens, budget_ms, question.most_tokens);
         tokens = std::min(std::max(tokens, kLeastChunk), question.most_tokens);
     }

@@ -24,6 +24,9 @@ struct ChunkQuestion {
     std::uint32_t most_tokens = 0;  ///< what the step's token budget leaves
     double period_ms = 0;           ///< time per token of the target, the shortest among those who decode
     double slowest_user_ms = 0;     ///< until the next token of the slowest user is due
+    double since_prompts_ms = 0;    ///< from the end of the last step with prompts to the begin of this one
+    double started_tokens = 0;      ///< that prompts which are computed in part still lack
+    double waiting_tokens = 0;      ///< that those which have not begun lack, going by the last ones that did
 };
 
 /// Answers it. The scheduler never gives more than `most_tokens`, and keeps prompts from starving by itself.
@@ -31,6 +34,9 @@ using ChunkBudget = std::function<std::uint32_t(const ChunkQuestion&, const Step
 
 /// The largest chunk whose step ends before the slowest user's token is due. A user that is behind does not stop
 /// prompts altogether, and one that is ahead does not allow a step that everybody feels.
+///
+/// Where prompts cost a step more than their tokens do, they are gathered: newcomers wait until the last prompts are up
+/// to a period ago, unless they fill a step; and a step grows past the largest CUDA graph only when that saves steps.
 [[nodiscard]] std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model);
 
 /// Keeps a rate of output tokens per user: measures steps, and says what a step may hold.
@@ -39,7 +45,7 @@ using ChunkBudget = std::function<std::uint32_t(const ChunkQuestion&, const Step
 /// Where a period is asked for it is seconds per token that are aimed at, a little less than the target's.
 class PaceControl {
   public:
-    explicit PaceControl(double target_tps, Overload overload = Overload::kQueue) noexcept;
+    explicit PaceControl(double target_tps, Overload overload = Overload::kQueue, GraphSizes graphs = GraphSizes());
 
     [[nodiscard]] bool is_on() const noexcept { return is_on_; }
     [[nodiscard]] Overload overload() const noexcept { return overload_; }
@@ -55,7 +61,8 @@ class PaceControl {
     void start_from(const StepTimeProfile& profile) noexcept { model_.start_from(profile); }
     void set_chunk_budget(ChunkBudget budget) { chunk_budget_ = std::move(budget); }
 
-    void note_planned(std::uint64_t step, double now_s, const StepWork& work);
+    /// @param num_prompt_rows of them, prompts that begin or go on.
+    void note_planned(std::uint64_t step, double now_s, const StepWork& work, std::size_t num_prompt_rows = 0);
     /// Takes the time of a step in. `has_more`: requests run or wait, so the next step follows at once.
     void note_completed(std::uint64_t step, double now_s, bool has_more);
 
@@ -65,11 +72,17 @@ class PaceControl {
     /// Periods below this are out of reach, even for one user of this context alone; no limit helps to keep them.
     [[nodiscard]] double least_period_s(double context_tokens) const noexcept;
     /// Whether decodes of this work, all in one step, leave room for prompts within the period.
+    /// Nor may they come so near to the largest CUDA graph that every step with prompts is too large for it, where that
+    /// costs much.
     [[nodiscard]] bool admits(const StepWork& decodes, double period_s) const noexcept;
     /// True once decodes alone have broken the period for several plans on end; an infinite one is never broken.
     [[nodiscard]] bool must_shed(const StepWork& decodes, double period_s) noexcept;
     /// Prompt tokens that may share a step. `prompts_want`: somebody has tokens to compute.
     [[nodiscard]] std::uint32_t prefill_tokens(const ChunkQuestion& question, bool prompts_want);
+    /// Milliseconds from the end of the last step with prompts to `begin_s`.
+    [[nodiscard]] double since_prompts_ms(double begin_s) const noexcept { return (begin_s - prompts_end_s_) * 1e3; }
+    /// Tokens that a prompt which has not begun lacks, going by the last ones.
+    [[nodiscard]] double tokens_per_prompt() const noexcept { return tokens_per_prompt_row_; }
 
     struct Report {
         double predicted_ms = 0;  ///< of the last step
@@ -89,6 +102,7 @@ class PaceControl {
 
     struct InFlight {
         std::uint64_t step;
+        double planned_s;
         double begin_s;
         double predicted_ms;
         StepWork work;
@@ -105,6 +119,8 @@ class PaceControl {
     double least_ms_ = 1e9;  // of the steps of late
     std::uint32_t num_overloaded_plans_ = 0;
     std::uint32_t num_hungry_plans_ = 0;
+    double prompts_end_s_ = 0;          // of the last step that holds some, as far as is known
+    double tokens_per_prompt_row_ = 0;  // of the last ones
 };
 
 }  // namespace tokenspeed::scheduler_fsm

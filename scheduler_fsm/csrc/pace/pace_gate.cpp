@@ -99,6 +99,11 @@ void PaceGate::limit_prefill() {
     question.most_tokens = step_.token_budget;
     question.period_ms = period_s * 1e3;
     question.slowest_user_ms = std::min(slowest_user_s(period_s), 1e3) * 1e3;
+    question.since_prompts_ms = pace.since_prompts_ms(pace.begin_s(step_.options.now_s));
+    for (const Request* started : step_.engine.prefilling.items()) {
+        question.started_tokens += started->num_known_tokens() - started->num_computed_tokens;
+    }
+    question.waiting_tokens = step_.engine.waiting.size() * pace.tokens_per_prompt();
     const std::uint32_t room = step_.token_budget;
     step_.token_budget = pace.prefill_tokens(question, true);
     // An encoder input that may not be split needs its room at once, too.
@@ -142,7 +147,7 @@ void PaceGate::close() {
     for (std::size_t i = num_decode_rows_; i < plan_.rows.size(); ++i) {
         work = work.with_prefill(plan_.rows[i].num_computed_tokens, plan_.rows[i].num_tokens);
     }
-    step_.engine.pace.note_planned(plan_.step, step_.options.now_s, work);
+    step_.engine.pace.note_planned(plan_.step, step_.options.now_s, work, plan_.rows.size() - num_decode_rows_);
 }
 
 }  // namespace tokenspeed::scheduler_fsm

@@ -25,28 +25,20 @@ TEST_CASE("without a target the same prompt makes everybody wait") {
     CHECK(engine.scheduler.pace().model().num_steps() == 0);
 }
 
-TEST_CASE("a burst of long prompts is worked off one by one at the target, and nobody starves") {
+TEST_CASE("a burst of long prompts is worked off one by one at the target after 20 steps, and nobody starves") {
     RunningEngine engine;
     engine.add_many(8, 100'000, 20);
     engine.steps(20);
-    int num_steps = 0;
-    while (engine.num_finished < 8) {
-        REQUIRE(++num_steps < 6000);
-        // Contexts of 100K cost more than the target leaves at times; then prompts crawl and decodes still hold it.
-        const double ms = engine.step();
-        const PaceControl& pace = engine.scheduler.pace();
-        CAPTURE(num_steps, engine.num_prefill, engine.num_decodes, pace.report.chunk_tokens, pace.report.predicted_ms);
-        CAPTURE(pace.report.num_limited_steps, pace.least_period_s(5000), pace.model().predict_ms({1, 5000, 0, 0}));
-        REQUIRE(ms < 2.0 * kTargetMs);
-    }
+    CHECK(engine.largest_mean_until_finished(8, 6000) <= kTargetMs);
+    CHECK(engine.num_finished == 8);
 }
 
 TEST_CASE("a step change of load is within the target after 20 steps") {
     RunningEngine engine;
     engine.add_many(60, 3000, 400);
     engine.steps(20);
-    for (int i = 0; i < 20; ++i) CHECK(engine.mean_ms(20) <= 1.02 * kTargetMs);
-    while (engine.num_finished < 60) engine.step();
+    CHECK(engine.largest_mean_until_finished(60, 6000) <= kTargetMs);
+    CHECK(engine.num_finished == 60);
     CHECK(engine.now_s < 60);
 }
 
@@ -58,8 +50,11 @@ TEST_CASE("a model that is wrong by 2 or by half is right again after 20 steps")
         engine.factor = factor;
         engine.steps(20);
         const double mean = engine.mean_ms(20);
-        CHECK(mean <= 1.02 * kTargetMs);
+        CHECK(mean <= kTargetMs);
         CHECK(mean > 0.7 * kTargetMs);
+        // Later a prompt begins whose tokens the model has not seen without a long context: one step that is too long.
+        CHECK(engine.largest_mean_until_finished(4, 6000) <= 1.05 * kTargetMs);
+        CHECK(engine.num_finished == 4);
     }
 }
 

@@ -2,6 +2,7 @@
 // A scheduler on a virtual clock, with a device whose times it has to learn.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <variant>
@@ -57,6 +58,8 @@ class Engine {
             if (row.samples) tokens.push_back(7);
             offsets.push_back(static_cast<std::uint32_t>(tokens.size()));
         }
+        if (num_prefill > 0) ms += num_prefill + num_decodes > largest_graph ? large_mixed_ms : mixed_ms;
+        num_prompt_steps += num_prefill > 0;
         ms *= factor;
         now_s += ms / 1e3;
         std::vector<RequestHandle> gone;
@@ -70,6 +73,17 @@ class Engine {
     void steps(int count) {
         for (int i = 0; i < count; ++i) step();
     }
+    /// Runs until `count` requests have ended, at most `most_steps`; returns the largest mean of 20 steps on end.
+    double largest_mean_until_finished(int count, int most_steps) {
+        std::vector<double> end_s = {now_s};
+        double largest_ms = 0;
+        while (num_finished < count && static_cast<int>(end_s.size()) <= most_steps) {
+            step();
+            end_s.push_back(now_s);
+            if (end_s.size() > 20) largest_ms = std::max(largest_ms, (now_s - end_s[end_s.size() - 21]) * 1e3 / 20);
+        }
+        return largest_ms;
+    }
     /// Mean milliseconds of the next `count` steps: what a user of all of them feels.
     double mean_ms(int count) {
         double sum = 0;
@@ -80,6 +94,10 @@ class Engine {
     Scheduler scheduler;
     double now_s = 0;
     double factor = 1;
+    double mixed_ms = 0;        ///< more for a step with prompts
+    double large_mixed_ms = 0;  ///< more for one that is too large for every graph
+    std::uint32_t largest_graph = 0;
+    int num_prompt_steps = 0;
     std::uint32_t num_prefill = 0;
     std::uint32_t num_decodes = 0;
     int num_finished = 0;

@@ -76,6 +76,36 @@ TEST_CASE("times that cannot be are ignored") {
     CHECK(model.num_steps() == 0);
 }
 
+TEST_CASE("what prompts cost in any case is learnt for either side of the largest graph, and where it is felt") {
+    StepTimeModel model(GraphSizes({8, 64, 512}));
+    // The host launches a step while the one before it runs: most of what prompts cost is felt there.
+    const auto took_ms = [](const StepWork& work) {
+        double ms = device_ms(work);
+        if (work.launched_tokens > 0) ms += work.launched_tokens > 512 ? 11 : 4;
+        if (work.decode_tokens + work.prefill_tokens > 512) ms += 17;
+        return ms;
+    };
+    StepWork before{96, 100'000};
+    for (int i = 0; i < 400; ++i) {
+        StepWork work = before;
+        StepWork next{96, 100'000};
+        if (i % 5 == 0) next = next.with_prefill(200, i % 3 == 0 ? 900 : 60.0 + i % 200);
+        work.launched_tokens = next.launched_tokens;
+        model.learn(work, took_ms(work));
+        before = next;
+    }
+    const StepWork decodes{96, 100'000};
+    CHECK(model.relative_error() < 0.08);
+    CHECK(model.least_prompt_ms(decodes) == Approx(4).epsilon(0.2));
+    CHECK(model.large_step_ms() > 9);
+    const StepWork large = decodes.with_prefill(200, 900);
+    CHECK(model.predict_ms(large) == Approx(device_ms(large) + 28).epsilon(0.1));
+    CHECK(model.captured_prefill(decodes) == 416);
+    CHECK(model.predict_ms(decodes.with_prefill(200, 60)) ==
+          Approx(device_ms(decodes.with_prefill(200, 60)) + 4).epsilon(0.1));
+    CHECK(model.fitting_prefill(decodes, 200, device_ms(decodes) + 10, 8192) <= 416);
+}
+
 TEST_CASE("the largest chunk that fits is found") {
     StepTimeModel model;
     learn(model, 200);
@@ -91,13 +121,17 @@ TEST_CASE("the largest chunk that fits is found") {
 }
 
 TEST_CASE("a median waits for a majority") {
-    RecentMedian median;
-    CHECK(median.value(3.0) == 3.0);
-    for (int i = 0; i < 7; ++i) median.add(1.0);
-    for (int i = 0; i < 3; ++i) median.add(9.0);
-    CHECK(median.value(0) == 1.0);
-    median.add(9.0);
-    CHECK(median.value(0) == 9.0);
+    RecentSteps steps;
+    const auto ratio = [&](double fitted_ms) {
+        return steps.median_ratio([=](const StepWork&) { return fitted_ms; }, 3.0);
+    };
+    CHECK(ratio(1.0) == 3.0);
+    for (int i = 0; i < 7; ++i) steps.add({}, 1.0);
+    for (int i = 0; i < 3; ++i) steps.add({}, 9.0);
+    CHECK(ratio(1.0) == 1.0);
+    CHECK(ratio(2.0) == 0.5);
+    steps.add({}, 9.0);
+    CHECK(ratio(1.0) == 9.0);
 }
 
 TEST_CASE("a profile keeps what was learnt, and a model that starts from it goes on learning") {

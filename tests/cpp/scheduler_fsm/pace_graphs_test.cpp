@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps with prompts that cost more than their tokens do, and steps that are too large for every CUDA graph.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/cpp/scheduler_fsm/paced_engine.h"
+
+using namespace tokenspeed::scheduler_fsm;
+using namespace tokenspeed::scheduler_fsm::testing;
+
+namespace {
+
+constexpr std::uint32_t kLargest = 512;
+
+SchedulerConfig with_graphs(bool knows_them) {
+    SchedulerConfig config = paced(70);
+    if (knows_them) config.graph_sizes = {1, 2, 4, 8, 16, 32, 64, 128, 256, kLargest};
+    return config;
+}
+
+/// Forty users on a device where a step with prompts takes 3 ms more, and 8 more when no graph holds it.
+struct Graphed : Engine {
+    explicit Graphed(bool knows_them = true, double mixed = 3, double large = 8) : Engine(with_graphs(knows_them)) {
+        mixed_ms = mixed;
+        large_mixed_ms = large;
+        largest_graph = kLargest;
+        add_many(40, 500, 100'000);
+        steps(60);
+    }
+    /// One short prompt each `every` steps; returns the mean milliseconds of a step.
+    double newcomers(int count, int every) {
+        const double begin_s = now_s;
+        for (int i = 0; i < count; ++i) {
+            add(60, 2);
+            steps(every);
+        }
+        return (now_s - begin_s) * 1e3 / (count * every);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a model that knows the graphs tells steps below and above the largest apart") {
+    const auto error_of = [](bool knows_them) {
+        Graphed engine(knows_them);
+        double error_ms = 0;
+        double measured_ms = 0;
+        for (int i = 0; i < 300; ++i) {
+            // Prompts of all sizes: their ends fall on either side of the edge.
+            if (i % 3 == 0) engine.add(40 + 97 * static_cast<std::uint32_t>(i % 13), 2);
+            engine.step();
+            const auto& report = engine.scheduler.pace().report;
+            if (i < 100 || engine.num_prefill == 0) continue;
+            error_ms += std::abs(report.predicted_ms - report.measured_ms);
+            measured_ms += report.measured_ms;
+        }
+        return error_ms / measured_ms;
+    };
+    const double with = error_of(true);
+    const double without = error_of(false);
+    CAPTURE(with, without);
+    CHECK(with < 0.1);
+    CHECK(with < 0.7 * without);
+}
+
+TEST_CASE("rows are padded to the next graph, and above the largest they are not") {
+    const GraphSizes graphs({1, 2, 4, 8});
+    CHECK(graphs.padded(3) == 4);
+    CHECK(graphs.padded(8) == 8);
+    CHECK(graphs.padded(9) == 9);
+    CHECK(graphs.exceeded_by(9));
+    CHECK_FALSE(graphs.exceeded_by(8));
+    CHECK_FALSE(GraphSizes().exceeded_by(1e6));
+    CHECK(GraphSizes().padded(3) == 3);
+}
+
+TEST_CASE("newcomers whose steps cost more than their tokens are gathered, for a period at most") {
+    Graphed costly;
+    const double ms = costly.newcomers(100, 1);
+    CHECK(costly.num_prompt_steps < 40);
+    CHECK(costly.num_finished >= 90);
+    CHECK(ms < 6.0);
+    Graphed free(true, 0, 0);
+    const int before = free.num_prompt_steps;
+    free.newcomers(100, 1);
+    CHECK(free.num_prompt_steps - before > 90);
+}
+
+TEST_CASE("a single newcomer long after the last prompts starts at once") {
+    Graphed engine;
+    engine.newcomers(20, 5);
+    engine.steps(20);
+    const int before = engine.num_prompt_steps;
+    engine.add(60, 2);
+    engine.step();
+    CHECK(engine.num_prompt_steps == before + 1);
+}
+
+TEST_CASE("what fits a graph in few steps does not leave it, and a long prompt does") {
+    Graphed engine(true, 3, 30);
+    // The model sees steps of both kinds first.
+    for (int i = 0; i < 20; ++i) {
+        engine.add(400 + 200 * static_cast<std::uint32_t>(i % 4), 2);
+        engine.steps(8);
+    }
+    engine.add(700, 2);
+    engine.steps(8);
+    engine.add(700, 2);
+    std::uint32_t largest = 0;
+    for (int i = 0; i < 8; ++i) {
+        engine.step();
+        largest = std::max(largest, engine.num_prefill + engine.num_decodes);
+    }
+    CHECK(largest <= kLargest);
+    Graphed cheap(true, 3, 6);
+    cheap.add(20'000, 2);
+    for (int i = 0; i < 8; ++i) {
+        cheap.step();
+        largest = std::max(largest, cheap.num_prefill + cheap.num_decodes);
+    }
+    CHECK(largest > kLargest);
+}
