@@ -48,14 +48,6 @@ class Bound:
     fixed_ms: float
     per_token_ms: float
 
-    def least_tpot_ms(self, tokens_per_s: float) -> float:
-        """Return the mean time per token of users who together get `tokens_per_s` from steps that are all alike; infinite when none is possible.
-
-        A step of T ms with N users takes at least ``fixed + N * per token``, and ``N = tokens_per_s * T``.
-        """
-        left = 1.0 - tokens_per_s / 1e3 * self.per_token_ms
-        return self.fixed_ms / left if left > 0 else float("inf")
-
 
 def upper_bound(trace: Trace, times: StepTimeModel, target_tps: float) -> Bound:
     """Return the bound for endless traffic like `trace`, every user at `target_tps`.

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from benchmarks.agentic.fit import write_step_model
+from benchmarks.agentic.fit import SessionsSeen, write_step_model
 from benchmarks.agentic.options import shape_of
 from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
 from benchmarks.agentic.shaping import open_trace
@@ -39,8 +39,8 @@ _LEAST_FILL_S, _CLOSING_S = 4.0, 6.0
 class EngineRun:
     """A run with its deadline: the most telling figures first, and everything is written as it comes.
 
-    Ours and untuned stock come first, under the first load, then steps of known shapes, two tries of stock's limits, the
-    other loads, one session alone, and more tries.
+    Ours and untuned stock come first, under the first load, then steps of known shapes, one session alone, two tries of
+    stock's limits, the other loads, and more tries.
     """
 
     def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
@@ -48,6 +48,8 @@ class EngineRun:
         self.shapes: dict[str, Any] = {}
         self.alone: dict[str, dict[str, Any]] = {}
         self.engines: dict[str, dict[str, Any]] = {}
+        self._seen: dict[str, SessionsSeen] = {}
+        """Of each system the first point, to which its step model is fitted."""
         self._options = options
         self._save = save
         self._deadline = time.monotonic() + options.total_seconds
@@ -103,10 +105,10 @@ class EngineRun:
 
         phases = [ours(first), tune]
         phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running)]
-        phases += [tune, tune]
+        phases += [lambda: self._measure_alone(running), tune, tune]
         for load in others:
             phases += [ours(load), stock(load)]
-        return [*phases, lambda: self._measure_alone(running), tune, tune]
+        return [*phases, tune, tune]
 
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
@@ -174,7 +176,7 @@ class EngineRun:
         command = " ".join(sys.argv)
         try:
             self.shapes["error_of_fit"] = write_step_model(
-                H200_DENSE_1B, target, self.shapes["rows"], command, self.shapes["short"]
+                H200_DENSE_1B, target, self.shapes["rows"], command, self.shapes["short"], seen=self._seen
             )
         except (ValueError, ArithmeticError, LookupError) as error:
             self.shapes["not_fitted"] = f"{type(error).__name__}: {error}"
@@ -186,7 +188,7 @@ class EngineRun:
         if not self._has_time(options.seconds + self._fill_s, name):
             return
         shape = shape_of(options, load, ramp_s=min(3.0, options.warm / 2))
-        label = f"{system}{load}" + (f"-{limits.max_num_seqs}-{limits.budget_tokens}" if limits else "")
+        label = point_label(system, load, asdict(limits) if limits else {})
         wanted = {"trace": options.trace, "shape": asdict(shape), "label": label, "seconds": options.seconds}
         try:
             answer = self._ask(
@@ -219,6 +221,7 @@ class EngineRun:
         options = self._options
         records = msgspec.convert(answer["records"], list[TurnRecord])
         window = Window(options.warm, options.seconds)
+        self._seen.setdefault(system, SessionsSeen(answer["steps"], records, window))
         facts = {"system": system, "num_sessions": load, **(asdict(limits) if limits else {})}
         if options.out is not None:
             run = {**facts, "target_tps": options.target, "num_gpus": 1, "window": asdict(window)}
@@ -233,20 +236,32 @@ class EngineRun:
         }
 
 
+def point_label(system: str, load: int, limits: dict[str, Any]) -> str:
+    """Return the name of a point's files; `limits` are stock's, if any."""
+    return f"{system}{load}" + (
+        f"-{limits['max_num_seqs']}-{limits['budget_tokens']}" if "budget_tokens" in limits else ""
+    )
+
+
 def _joined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the medians over the turns of all rounds."""
     joined: dict[str, Any] = {
         name: [value for one in rounds for value in one[name]] for name in ("all_ttft_ms", "all_tpot_ms")
     }
+    gaps = [gaps for one in rounds for gaps in one.get("all_gaps_ms", [])]
     joined["all_cold_ttft_ms"] = [one["cold_ttft_ms"] for one in rounds]
     medians = {name.removeprefix("all_"): median(values) for name, values in joined.items()}
-    return {**medians, **joined}
+    return {**medians, **joined, "all_gaps_ms": gaps}
 
 
 def _step_figures(steps: list[tuple[float, int, int]], window: Window) -> dict[str, float]:
-    """Return the mean number of requests that got a token in a step of the window, and the median time between two steps."""
+    """Return the mean number of requests that got a token in a step of the window, and the time between two steps."""
     inside = [step for step in steps if window.begin_s <= step[0] < window.end_s]
     if len(inside) < 2:
-        return {"rows_mean": float("nan"), "step_ms_p50": float("nan")}
+        return {"rows_mean": float("nan"), "step_ms_mean": float("nan"), "step_ms_p50": float("nan")}
     gaps_ms = [(after[0] - before[0]) * 1e3 for before, after in itertools.pairwise(inside)]
-    return {"rows_mean": sum(step[1] for step in inside) / len(inside), "step_ms_p50": median(gaps_ms)}
+    return {
+        "rows_mean": sum(step[1] for step in inside) / len(inside),
+        "step_ms_mean": fmean(gaps_ms),
+        "step_ms_p50": median(gaps_ms),
+    }

@@ -92,6 +92,7 @@ def _save(measured: EngineRun, options: argparse.Namespace, failure: str) -> lis
     whole = {label: one for label, one in measured.figures.items() if "error" not in one}
     outcomes = [*_outcomes(whole, options), *_alone_outcomes(measured.alone)]
     document = {
+        "command": " ".join(sys.argv),
         "options": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
         "engines": measured.engines,
         "replays": measured.figures,

@@ -4,23 +4,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.agentic.busy import StepSeen, busy_row_us
+from benchmarks.agentic.records import TurnRecord, Window
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 
 _LEAST_RUNNER_MS = 0.2
-_HOST_RULED = 1.15  # a step that takes hardly longer than the host's part says little about the device
+_HOST_RULED = 1.05  # a step that takes hardly longer than the host's part says little about the device
 _ROUNDS, _CLOSE = 40, 1e-3  # of reweighting; relative errors below are all alike
 _DECODES, _PROMPTS = ("fixed_ms", "row_us", "context_us"), ("mixed_ms", "eager_ms", "prefill_us", "pair_us")
 GRAPH_TOKENS = 512  # vLLM captures CUDA graphs for at most so many tokens
 Row = dict[str, float]
+
+
+class SessionsSeen(NamedTuple):
+    """What a point showed at which sessions came and went."""
+
+    steps: list[StepSeen]
+    records: list[TurnRecord]
+    window: Window
 
 
 def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[str, float], float]:
@@ -89,21 +98,60 @@ def _least_squares(features: NDArray[np.float64], wanted: NDArray[np.float64]) -
     return found
 
 
-def host_of(base: StepTimeModel, short: dict[str, list[Row]]) -> dict[str, list[float]]:
-    """Return the table of what the runner costs, from steps with contexts so short that the device waits for the engine.
+class ShortSteps:
+    """Steps with contexts so short that the engine's CPU time rules them, of one system.
+
+    Times without prompts are taken from a straight line over the number of rows, by absolute errors: one shape that was measured
+    while something else ran would otherwise bend the table for all numbers near it.
+    """
+
+    def __init__(self, steps: list[Row]) -> None:
+        alone = [row for row in steps if not row.get("prefill")]
+        self.rows = sorted({int(row["decodes"]) for row in alone})
+        times = [row["ms"] for row in alone]
+        self._fixed_ms, self._row_ms = _fitted([[1.0, row["decodes"]] for row in alone], times, times)
+        self._mixed = [row for row in steps if row.get("prefill")]
+
+    def alone_ms(self, num_decodes: float) -> float:
+        """Return the time of a step without prompts."""
+        return float(self._fixed_ms + num_decodes * self._row_ms)
+
+    def mixed_ms(self, device: dict[str, float], is_large: bool) -> tuple[float, float]:
+        """Return what steps with prompts take longer, above or below the largest CUDA graph: in any case, and per row.
+
+        What the device takes for the prompt's tokens is not the host's, as long as they fit a graph; above it the host launches every
+        kernel by itself, and rules.
+        """
+        columns, extras = [], []
+        for row in self._mixed:
+            if (row["decodes"] + row["prefill"] > GRAPH_TOKENS) is is_large:
+                prompt_ms = (
+                    0.0
+                    if is_large
+                    else (row["prefill"] * device["prefill_us"] + row["pairs"] * device["pair_us"]) / 1e3
+                )
+                columns.append([1.0, row["decodes"]])
+                extras.append(max(0.0, row["ms"] - self.alone_ms(row["decodes"]) - prompt_ms))
+        if not extras:
+            return 0.0, 0.0
+        fixed_ms, row_ms = _fitted(columns, extras, [max(extras)] * len(extras)) if max(extras) > 0 else (0.0, 0.0)
+        return float(fixed_ms), float(row_ms)
+
+
+def host_of(base: StepTimeModel, short: dict[str, ShortSteps]) -> dict[str, list[float]]:
+    """Return the table of what the runner costs.
 
     Args:
         base: where what schedulers cost comes from.
-        short: measured steps without prompts by system. What all systems have in common is the least that is left of a step without
-            its scheduler's part.
+        short: measured steps by system. What all systems have in common is the least that is left of a step without its scheduler's part.
     """
-    rows = sorted(set.intersection(*({int(row["decodes"]) for row in steps} for steps in short.values())))
+    rows = sorted(set.intersection(*(set(steps.rows) for steps in short.values())))
     runner = []
     for count in rows:
         left = []
         for system, steps in short.items():
             costs = replace(base, system=system).host(StepShape(count, 0, 0, 0))
-            left.append(_measured(steps, count) - costs.schedule_ms - costs.update_ms)
+            left.append(steps.alone_ms(count) - costs.schedule_ms - costs.update_ms)
         runner.append(max(_LEAST_RUNNER_MS, min(left)))
     known = base.data.host_ms
     other = np.interp(rows, known.rows, known.other).tolist()
@@ -111,45 +159,36 @@ def host_of(base: StepTimeModel, short: dict[str, list[Row]]) -> dict[str, list[
 
 
 def schedulers_of(
-    base: StepTimeModel, host: dict[str, list[float]], short: dict[str, list[Row]]
-) -> dict[str, dict[str, list[float]]]:
+    base: StepTimeModel, host: dict[str, list[float]], short: dict[str, ShortSteps]
+) -> dict[str, dict[str, Any]]:
     """Return what each system's scheduler costs: what the runner's part leaves of its measured steps, split as in `base`."""
     tables = {}
     for system, steps in short.items():
-        table: dict[str, list[float]] = {"rows": host["rows"], "schedule": [], "update": []}
+        table: dict[str, Any] = {"rows": host["rows"], "schedule": [], "update": []}
         for count, runner, other in zip(host["rows"], host["runner"], host["other"], strict=True):
             costs = replace(base, system=system).host(StepShape(count, 0, 0, 0))
             update = max(0.0, costs.update_ms - other)
-            factor = max(0.0, _measured(steps, int(count)) - runner - other) / (costs.schedule_ms + update)
+            factor = max(0.0, steps.alone_ms(count) - runner - other) / (costs.schedule_ms + update)
             table["schedule"].append(costs.schedule_ms * factor)
             table["update"].append(update * factor)
         tables[system] = table
     return tables
 
 
-def mixed_of(short: dict[str, list[Row]], device: dict[str, float]) -> float:
-    """Return the CPU time that a captured step takes longer because it holds a prompt: it runs without full CUDA graphs.
-
-    The median over numbers of rows and systems; what the device takes for the prompt's tokens is not the host's.
+def prompts_of(short: dict[str, ShortSteps], device: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Return by system the CPU time that a step takes longer because it holds a prompt (it runs without full CUDA graphs), and what
+    one takes on top of that because it is too large for any.
     """
-    extras = []
-    for steps in short.values():
-        for row in steps:
-            if row.get("prefill") and row["decodes"] + row["prefill"] <= GRAPH_TOKENS:
-                prompt_ms = (row["prefill"] * device["prefill_us"] + row["pairs"] * device["pair_us"]) / 1e3
-                alone_ms = _measured([one for one in steps if not one.get("prefill")], int(row["decodes"]))
-                extras.append(row["ms"] - alone_ms - prompt_ms)
-    return max(0.0, median(extras)) if extras else 0.0
-
-
-def eager_of(rows: list[Row], host_ms: Callable[[Row], float]) -> float:
-    """Return the CPU time that a step of more tokens than were captured takes longer: the least that `host_ms` leaves of one."""
-    left = [row["ms"] - host_ms(row) for row in rows if row["decodes"] + row["prefill"] > GRAPH_TOKENS]
-    return max(0.0, min(left)) if left else 0.0
-
-
-def _measured(steps: list[Row], count: int) -> float:
-    return min(row["ms"] for row in steps if row["decodes"] == count)
+    found = {}
+    for system, steps in short.items():
+        (mixed_ms, mixed_row_ms), (large_ms, large_row_ms) = (steps.mixed_ms(device, large) for large in (False, True))
+        found[system] = {
+            "mixed": mixed_ms,
+            "mixed_row_us": mixed_row_ms * 1e3,
+            "eager": max(0.0, large_ms - mixed_ms),
+            "eager_row_us": max(0.0, large_row_ms - mixed_row_ms) * 1e3,
+        }
+    return found
 
 
 def write_step_model(
@@ -159,6 +198,7 @@ def write_step_model(
     command: str,
     short: dict[str, list[Row]] | None = None,
     measured_system: str = "ours",
+    seen: Mapping[str, SessionsSeen] | None = None,
 ) -> float:
     """Write a step model fitted to measured steps; return the device's mean relative error.
 
@@ -166,33 +206,40 @@ def write_step_model(
         base: a step model; what was not measured is as there.
         rows: steps of `measured_system` that the device rules.
         short: by system, steps that the engine's CPU time rules; without them that time is as in `base`, too.
+        seen: by system, a point at which sessions came and went.
     """
     document: dict[str, Any] = json.loads(base.read_text())
     sources = {name: text for name, text in document["sources"].items() if not name.startswith("device")}
     document["name"] = f"fitted by: {command}"
     if short:
-        alone = {system: [row for row in steps if not row.get("prefill")] for system, steps in short.items()}
         model = StepTimeModel.load(base, measured_system)
-        document["host_ms"] = host_of(model, alone)
-        document["scheduler_ms"] |= schedulers_of(model, document["host_ms"], alone)
+        steps = {name: ShortSteps(some) for name, some in short.items()}
+        document["host_ms"] = host_of(model, steps)
+        document["scheduler_ms"] |= schedulers_of(model, document["host_ms"], steps)
         text = f"measured steps with short contexts: {command}"
         sources = {
-            "host_ms": f"runner, mixed, eager: what is left of {text}",
+            "host_ms": f"runner: what is left of {text}",
             "scheduler_ms": f"so that the parts add up to {text}",
         }
     document["device"], error = fit_device(rows, _host(document, measured_system))
     if short:
-        document["host_ms"] |= {"mixed": mixed_of(short, document["device"]), "graph_tokens": GRAPH_TOKENS}
-        document["host_ms"]["eager"] = eager_of(
-            [*rows, *(row for row in short.get(measured_system, []) if row.get("prefill"))],
-            _host(document, measured_system),
-        )
+        document["host_ms"]["graph_tokens"] = GRAPH_TOKENS
+        for name, extras in prompts_of(steps, document["device"]).items():
+            document["scheduler_ms"][name] |= extras
         document["device"], error = fit_device(rows, _host(document, measured_system))
+    for system, point in (seen or {}).items():
+        _add_busy(document, system, point)
     sources["device"] = f"fitted to {len(rows)} measured steps, mean relative error {error:.3f}: {command}"
     document["sources"] = sources
     target.write_text(json.dumps(document, indent=2) + "\n")
     StepTimeModel.load(target, measured_system)
     return error
+
+
+def _add_busy(document: dict[str, Any], system: str, point: SessionsSeen) -> None:
+    extra_us = busy_row_us(*point, StepTimeModel.of(document, system))
+    if extra_us is not None:
+        document["scheduler_ms"][system]["busy_row_us"] = extra_us
 
 
 def _host(document: dict[str, Any], system: str) -> Callable[[Row], float]:

@@ -25,7 +25,7 @@ def bars(
     claim = f"{target:g} tokens/s per user"
     try:
         ours, stock = (_present(chosen, system, target) for system in ("ours", "stock"))
-        goodput, tpot = _goodput_limit(stock, bound, target), _tpot_limit(results, ours, stock, bound)
+        goodput, tpot = _goodput_limit(stock, bound, target), _tpot_limit(results, ours, stock)
     except MissingFigureError as missing:
         note = str(missing)
 
@@ -72,14 +72,12 @@ def _goodput_limit(stock: PointResult, bound: Bound, target: float) -> tuple[flo
     return BOUND_SHARE * possible, f" (the bound is {possible:.2f}, below {wanted:g}: {BOUND_SHARE:.0%} of it)"
 
 
-def _tpot_limit(
-    results: list[PointResult], ours: PointResult, stock: PointResult, bound: Bound
-) -> tuple[float, str, PointResult]:
+def _tpot_limit(results: list[PointResult], ours: PointResult, stock: PointResult) -> tuple[float, str, PointResult]:
     """Return the limit, a note, and stock's best tuning under the load where ours is best."""
     same = [r for r in results if r.point == Point(stock.point.tuning, ours.point.num_sessions)]
     if not same:
         raise MissingFigureError("stock was not simulated at the load where ours is best")
-    least = bound.least_tpot_ms(float(ours.figures["tokens_per_s_per_gpu"])) / float(same[0].figures["tpot_ms_p99"])
+    least = float(ours.figures["least_tpot_ms_p99"]) / float(same[0].figures["tpot_ms_p99"])
     if least <= TPOT_RATIO:
         return TPOT_RATIO, "", same[0]
     return least / BOUND_SHARE, f" (the bound is {least:.2f}, above {TPOT_RATIO:g}: {BOUND_SHARE:.0%} of it)", same[0]

@@ -6,16 +6,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.agentic.engine_run import STEP_MODEL
+from benchmarks.agentic.engine_run import STEP_MODEL, point_label
 from benchmarks.agentic.engines import SUMMARY
+from benchmarks.agentic.fit import SessionsSeen, write_step_model
 from benchmarks.agentic.options import shape_of
-from benchmarks.agentic.records import RecordError
+from benchmarks.agentic.records import RecordError, Window, read_records
+from benchmarks.agentic.step_time import H200_DENSE_1B
 from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_points
 from benchmarks.report import Bar, MissingFigureError, Outcome, exit_code, print_outcomes, print_table, write_json
 
@@ -40,6 +43,8 @@ class _Summary(msgspec.Struct):
     options: dict[str, Any]
     replays: dict[str, dict[str, Any]]
     engines: dict[str, _Engine]
+    shapes: dict[str, Any] = {}
+    command: str = "python -m benchmarks.agentic engines"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,13 @@ class Prediction:
     measured: dict[str, Any]
     simulated: dict[str, Any]
 
+    @property
+    def judged(self) -> list[str]:
+        """The figures by which it is judged: those of `_JUDGED` that were measured. Where users waited for longer than a
+        point took, no rate per user was.
+        """
+        return [figure for figure in _JUDGED if not math.isnan(self.measured[figure])]
+
     def error(self, figure: str) -> float:
         """Return |simulated - measured| / measured."""
         return abs(self.simulated[figure] - self.measured[figure]) / self.measured[figure]
@@ -59,7 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
     parser.add_argument("folder", type=Path, help="what `engines --out` wrote")
     parser.add_argument("--trace", help="where the trace is on this machine; default: as it was named for `engines`")
-    parser.add_argument("--step-model", type=Path, help="default: the one that `engines` fitted")
+    parser.add_argument("--step-model", type=Path, help="default: fitted to what `engines` measured")
+    parser.add_argument("--save-model", type=Path, metavar="FILE", help="keep the fitted step model")
     parser.add_argument("--points", nargs="+", help="simulate those whose name contains one of these; default: all")
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
@@ -70,11 +83,40 @@ def run(options: argparse.Namespace) -> int:
     """Simulate, print, and return the exit code."""
     summary = _read(options.folder / SUMMARY)
     then = argparse.Namespace(**summary.options)
+    with tempfile.TemporaryDirectory(prefix="agentic-") as name:
+        step_model = options.step_model or _fitted(options, summary, options.save_model or Path(name) / STEP_MODEL)
+        found = _simulated(options, summary, then, step_model)
+    return _judged(found, options)
+
+
+def _fitted(options: argparse.Namespace, summary: _Summary, target: Path) -> Path:
+    """Fit a step model to the measured steps; without any take the one that is there."""
+    rows, short = summary.shapes.get("rows"), summary.shapes.get("short")
+    if not rows or not short:
+        return Path(options.folder) / STEP_MODEL
+    seen: dict[str, SessionsSeen] = {}
+    for one in summary.replays.values():
+        if "error" not in one and one["system"] not in seen:
+            seen[one["system"]] = _seen(options.folder, one)
+    write_step_model(H200_DENSE_1B, target, rows, summary.command, short, seen=seen)
+    return target
+
+
+def _seen(folder: Path, point: dict[str, Any]) -> SessionsSeen:
+    label = point_label(point["system"], point["num_sessions"], point if point["system"] == "stock" else {})
+    recorded = read_records(folder / f"{label}.jsonl")
+    steps = json.loads((folder / f"{label}.steps.json").read_bytes())
+    return SessionsSeen(steps, recorded.records, Window(**recorded.run["window"]))
+
+
+def _simulated(
+    options: argparse.Namespace, summary: _Summary, then: argparse.Namespace, step_model: Path
+) -> list[Prediction]:
     pool = min(summary.engines.values(), key=lambda engine: engine.num_blocks)
     sweep = SweepOptions(
         options.trace or then.trace,
         shape_of(then, ramp_s=min(3.0, then.warm / 2)),
-        options.step_model or options.folder / STEP_MODEL,
+        step_model,
         pool.num_blocks * pool.block_tokens,
         pool.block_tokens,
         seconds=then.seconds,
@@ -89,14 +131,17 @@ def run(options: argparse.Namespace) -> int:
     }
     points = [Point(_tuning(one, then), one["num_sessions"]) for one in measured.values()]
     results = run_points(sweep, points, options.processes)
-    found = [
+    return [
         Prediction(label, one, result.figures) for (label, one), result in zip(measured.items(), results, strict=True)
     ]
+
+
+def _judged(found: list[Prediction], options: argparse.Namespace) -> int:
     rows = [
         (
             prediction.name,
             *(f"{prediction.measured[f]:,.1f} / {prediction.simulated[f]:,.1f}" for f in _FIGURES),
-            f"{max(prediction.error(figure) for figure in _JUDGED):.1%}",
+            f"{max(prediction.error(figure) for figure in prediction.judged):.1%}",
         )
         for prediction in found
     ]
@@ -116,7 +161,7 @@ def _tuning(measured: dict[str, Any], then: argparse.Namespace) -> Tuning:
 
 def _outcome(found: list[Prediction]) -> Outcome:
     def worst() -> float:
-        errors = [prediction.error(figure) for prediction in found for figure in _JUDGED]
+        errors = [prediction.error(figure) for prediction in found for figure in prediction.judged]
         if not errors:
             raise MissingFigureError("no point was measured")
         return math.nan if any(math.isnan(error) for error in errors) else max(errors)

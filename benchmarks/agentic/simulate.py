@@ -60,6 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=int, default=2, help="tunings of stock that are run whole after that")
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--records", type=Path, help="folder for the turns of each target's best points, for `report`")
+    parser.add_argument(
+        "--graphs-unknown",
+        action="store_true",
+        help="simulate ours a second time, without telling it for how many tokens CUDA graphs are captured",
+    )
     parser.add_argument("--quick", action="store_true", help="few loads and tunings, 20 simulated seconds")
     parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
     parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
@@ -108,7 +113,8 @@ def _tunings(options: argparse.Namespace, sweep: SweepOptions) -> list[Tuning]:
         given = {"budgets": options.budgets, "seqs": options.seqs, "long_prefill": options.long_prefill}
         tunings = stock_tunings(**{name: value for name, value in given.items() if value})
     if "ours" in options.systems:
-        tunings.append(Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=sweep.target_tps))
+        ours = Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=sweep.target_tps)
+        tunings += [ours, replace(ours, knows_graphs=False)] if options.graphs_unknown else [ours]
     return tunings
 
 
@@ -160,10 +166,12 @@ _COLUMNS = {
     "p95": ("tps_p5", "{:.0f}"),
     "p99": ("tps_p1", "{:.0f}"),
     "TPOT p99 ms": ("tpot_ms_p99", "{:.1f}"),
+    "least p99": ("least_tpot_ms_p99", "{:.1f}"),
     "longest gap p99 ms": ("longest_gap_ms_p99", "{:.0f}"),
     "TTFT p50 ms": ("ttft_ms_p50", "{:.0f}"),
     "TTFT p95 ms": ("ttft_ms_p95", "{:.0f}"),
     "hits": ("hit_rate", "{:.3f}"),
+    "model error": ("model_error", "{:.3f}"),
     "x real time": ("times_real_time", "{:.0f}"),
 }
 

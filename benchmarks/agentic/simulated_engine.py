@@ -8,6 +8,7 @@ read from the outputs that it returns, never assumed.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class EngineSettings:
         num_blocks: usable blocks of the pool.
         target_tps: `target_tps_per_user` of ours; 0 is off.
         depth: steps in flight; 2 is asynchronous scheduling.
+        knows_graphs: whether the scheduler is told for how many tokens CUDA graphs are captured.
     """
 
     system: str
@@ -48,6 +50,7 @@ class EngineSettings:
     long_prefill_tokens: int = 0
     target_tps: float = 0.0
     depth: int = 2
+    knows_graphs: bool = True
 
     def describe(self) -> str:
         """Return the tuning in few words."""
@@ -82,6 +85,7 @@ class _InFlight:
     shape: StepShape = _NOTHING
     begin_ms: float = 0.0
     end_ms: float = 0.0
+    device_ms: float = 0.0
     update_ms: float = 0.0
 
 
@@ -101,6 +105,7 @@ class SimulatedEngine:
             settings.depth,
             scheduler,
             _additional_config(settings),
+            times.graph_sizes() if settings.knows_graphs else (),
         )
         self.scheduler = self._engine.scheduler
         self.now_s = 0.0
@@ -108,6 +113,8 @@ class SimulatedEngine:
         self.num_steps = 0
         self.num_preemptions = 0
         self.steps: list[StepDone] = []
+        self.most_host_ms = 0.0
+        """The longest that the CPU thread was busy with a step."""
         self.times = times
         self._depth = settings.depth
         self._device_free_ms = 0.0
@@ -128,6 +135,13 @@ class SimulatedEngine:
         """Nobody runs or waits, nothing is in flight."""
         return not self._progress and not self._queue
 
+    def model_error(self) -> float:
+        """Return by how much ours mistook its steps, as a share of their time; NaN where it measures none."""
+        core = getattr(self.scheduler, "_core", None)
+        rows = core.step_classes() if core is not None else []
+        measured_ms = sum(row[4] for row in rows)
+        return sum(row[5] for row in rows) / measured_ms if measured_ms else math.nan
+
     def step(self) -> list[Emission] | None:
         """Plan and launch a step, or take the oldest results in; None when there was nothing to do."""
         planned = len(self._queue) < self._depth and self._plan()
@@ -146,9 +160,14 @@ class SimulatedEngine:
         step.shape = self._shape(output, step.samples)
         host = self.times.host(step.shape)
         now_ms = self.now_s * 1e3 + host.schedule_ms + host.runner_ms
-        device_ms = self.times.device_ms(step.shape)
-        step.begin_ms = max(now_ms, self._device_free_ms)
-        step.end_ms = step.begin_ms + device_ms
+        self.most_host_ms = max(self.most_host_ms, sum(host))
+        device_ms = step.device_ms = self.times.device_ms(step.shape)
+        # A CUDA graph is launched at once, when all is prepared. Without one the device begins with the first kernel and
+        # is not through before the last one is launched.
+        is_graph = not step.shape.prefill_tokens
+        launched_ms = now_ms if is_graph else now_ms - host.runner_ms
+        step.begin_ms = max(launched_ms, self._device_free_ms)
+        step.end_ms = max(step.begin_ms + device_ms, now_ms)
         step.update_ms = host.update_ms
         self._device_free_ms = step.end_ms
         self.now_s = now_ms / 1e3
@@ -209,7 +228,7 @@ class SimulatedEngine:
         decode_ms = self.times.device_ms(StepShape(shape.num_decodes, shape.context_tokens, 0, 0)) - fixed_ms
         # What prompts take by their tokens alone: another schedule could have fewer steps that hold some.
         mixed_ms = self.times.mixed_ms(shape) * self.times.device_factor
-        prompt_ms = step.end_ms - step.begin_ms - fixed_ms - mixed_ms - decode_ms
+        prompt_ms = step.device_ms - fixed_ms - mixed_ms - decode_ms
         self.steps.append(StepDone(self.now_s, step.begin_ms, step.end_ms, decode_ms, prompt_ms, num_tokens))
 
 

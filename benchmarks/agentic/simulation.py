@@ -12,6 +12,7 @@ from benchmarks.agentic.bound import Bound, StepDone, bound_of_steps
 from benchmarks.agentic.records import TurnRecord, Window, figures
 from benchmarks.agentic.simulated_engine import Emission, EngineSettings, SimulatedEngine
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
+from benchmarks.agentic.tpot_bound import JudgedTurn, RunWork, least_p99_tpot_ms
 from benchmarks.agentic.trace import Session, Trace
 
 _MOST_IDLE_STEPS = 1000
@@ -48,6 +49,8 @@ class SimulationResult:
     engine: dict[str, Any] = field(default_factory=dict)
     steps: list[StepDone] = field(default_factory=list)
     fixed_ms: float = 0.0
+    least_tpot_ms: float = 0.0
+    """Below which no schedule of this work could bring the p99 of the time per token."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the turns that count, and of the engine.
@@ -57,7 +60,8 @@ class SimulationResult:
         seconds = self.window.end_s - self.window.begin_s
         good = (n for n, record in zip(self.num_inside, self.records, strict=True) if record.tps >= self.target_tps)
         exact = {"tokens_per_s_per_gpu": sum(self.num_inside) / seconds, "goodput_per_gpu": sum(good) / seconds}
-        return {**figures(self.records, self.window, self.target_tps), **exact, **self.engine}
+        least = {"least_tpot_ms_p99": self.least_tpot_ms}
+        return {**figures(self.records, self.window, self.target_tps), **exact, **least, **self.engine}
 
     def bound(self) -> Bound:
         """Return what no schedule of this work could exceed."""
@@ -123,16 +127,35 @@ class Simulation:
         elapsed_s, simulated_s = time.perf_counter() - started, engine.now_s - self._begin_s
         result = self._result(elapsed_s)
         result.steps, result.fixed_ms = engine.steps, engine.times.device_ms(StepShape(0, 0, 0, 0))
+        result.least_tpot_ms = least_p99_tpot_ms(self._work(result), engine.times)
         result.engine = {
             "steps": engine.num_steps - num_steps,
             "preemptions": engine.num_preemptions,
             "device_busy": (engine.device_s - device_s) / simulated_s,
             "unfinished": len(self._live),
+            "model_error": engine.model_error(),
             "simulated_s": simulated_s,
             "elapsed_s": elapsed_s,
             "times_real_time": simulated_s / max(elapsed_s, 1e-9),
         }
         return result
+
+    def _work(self, result: SimulationResult) -> RunWork:
+        begin_s, end_s = result.window.begin_s, result.window.end_s
+        steps = [step for step in result.steps if begin_s <= step.taken_s < end_s]
+        took_ms = steps[-1].end_ms - steps[0].begin_ms if steps else 0.0
+        turns = [
+            JudgedTurn(record.prompt_tokens, record.output_tokens - 1)
+            for record in result.records
+            if begin_s <= record.sent_s < end_s and record.output_tokens > 1
+        ]
+        return RunWork(
+            turns,
+            max((end_s - begin_s) * 1e3, took_ms),
+            sum(step.prompt_ms + step.decode_ms for step in steps),
+            self._settings.max_num_seqs,
+            2 * self.engine.most_host_ms,
+        )
 
     def _result(self, elapsed_s: float) -> SimulationResult:
         options, engine = self._options, self.engine

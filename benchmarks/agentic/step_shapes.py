@@ -6,6 +6,7 @@ Runs inside an engine process of `benchmarks.gpu`, as its commands ``step_shapes
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def returning_turns(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "history_tokens": request["history"],
         "all_ttft_ms": [turn.ttft_ms for turn in turns],
         "all_tpot_ms": [turn.tpot_ms for turn in turns],
+        "all_gaps_ms": [turn.gaps_ms for turn in turns],
     }
 
 
@@ -47,6 +49,8 @@ def returning_turns(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 class _Turn:
     ttft_ms: float
     tpot_ms: float
+    gaps_ms: list[float]
+    """Between two tokens each, so that a slow turn shows whether all steps were slow or a few."""
 
 
 def _turn(core: Any, request_id: str, prompt: list[int], num_output: int) -> _Turn:
@@ -59,7 +63,8 @@ def _turn(core: Any, request_id: str, prompt: list[int], num_output: int) -> _Tu
             if output.request_id == request_id:
                 times += [time.perf_counter()] * bool(output.new_token_ids)
                 finished = bool(output.finished)
-    return _Turn((times[0] - start) * 1e3, (times[-1] - times[0]) * 1e3 / max(1, num_output - 1))
+    gaps_ms = [round((after - before) * 1e3, 3) for before, after in itertools.pairwise(times)]
+    return _Turn((times[0] - start) * 1e3, (times[-1] - times[0]) * 1e3 / max(1, num_output - 1), gaps_ms)
 
 
 def step_shapes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,13 @@ class _SchedulerCost(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[float]
     schedule: list[float]
     update: list[float]
+    mixed: float = 0.0
+    """Added to what `host_ms` says of a step that holds prompts, and `eager` likewise; both also per request that decodes."""
+    eager: float = 0.0
+    mixed_row_us: float = 0.0
+    eager_row_us: float = 0.0
+    busy_row_us: float = 0.0
+    """Microseconds per row that a step takes longer while requests come and go."""
 
 
 class _HostCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,8 +79,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     sources: dict[str, str]
 
 
-@dataclass(frozen=True)
-class HostTimes:
+class HostTimes(NamedTuple):
     """CPU milliseconds of the engine's thread for one step."""
 
     schedule_ms: float
@@ -114,15 +120,26 @@ class StepTimeModel:
         """Return the model of a device that takes `factor` times as long."""
         return replace(self, device_factor=factor)
 
+    def graph_sizes(self) -> list[int]:
+        """Return the numbers of tokens that vLLM would capture CUDA graphs for."""
+        most = self.data.host_ms.graph_tokens
+        return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
+
     def host(self, step: StepShape) -> HostTimes:
         """Return the CPU times of a step."""
         rows = step.num_decodes + (1 if step.prefill_tokens else 0)
         scheduler, host = self.data.scheduler_ms[self.system], self.data.host_ms
-        launch_ms = (host.mixed if step.prefill_tokens else 0.0) + (host.eager if self._is_eager(step) else 0.0)
+        launch_ms = 0.0
+        if step.prefill_tokens:
+            launch_ms += host.mixed + scheduler.mixed + step.num_decodes * scheduler.mixed_row_us / 1e3
+        if self._is_eager(step):
+            launch_ms += host.eager + scheduler.eager + step.num_decodes * scheduler.eager_row_us / 1e3
         return HostTimes(
             _interpolated(rows, scheduler.rows, scheduler.schedule),
             _interpolated(rows, host.rows, host.runner) + launch_ms,
-            _interpolated(rows, scheduler.rows, scheduler.update) + _interpolated(rows, host.rows, host.other),
+            _interpolated(rows, scheduler.rows, scheduler.update)
+            + _interpolated(rows, host.rows, host.other)
+            + rows * scheduler.busy_row_us / 1e3,
         )
 
     def device_ms(self, step: StepShape) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,10 @@ class StockSearch:
         return StockLimits(seqs, max(seqs, min(self.budget_tokens, self.most.budget_tokens)))
 
     def note(self, limits: StockLimits, figures: dict[str, Any]) -> None:
-        """Take in what a try measured: `tps_p5`, `rows_mean`, `goodput_per_gpu`."""
+        """Take in what a try measured: `tps_p5`, `rows_mean`, `step_ms_mean`, `goodput_per_gpu`.
+
+        Where requests wait for longer than the try takes, no turn has a rate; then that of a user who gets a token in every step counts.
+        """
         self.tried.append((limits, figures))
 
     def best(self) -> StockLimits:
@@ -57,7 +61,9 @@ class StockSearch:
         """Return how many requests would have had the target, a step's time growing with them in a straight line."""
         running = min(limits.max_num_seqs, max(1.0, figures["rows_mean"]))
         wanted_ms = 1e3 / (self.target_tps * _AIM)
-        growth = (wanted_ms - _FIXED_MS) / max(0.1, 1e3 / max(figures["tps_p5"], 1e-3) - _FIXED_MS)
+        rate = figures["tps_p5"]
+        token_ms = figures["step_ms_mean"] if math.isnan(rate) else 1e3 / max(rate, 1e-3)
+        growth = (wanted_ms - _FIXED_MS) / max(0.1, token_ms - _FIXED_MS)
         return max(1, min(self.most.max_num_seqs, round(running * min(max(growth, 0.25), 2.0))))
 
     def _small_budget(self, seqs: int) -> int:

@@ -32,6 +32,7 @@ class Tuning:
     max_num_seqs: int = 256
     long_prefill_tokens: int = 0
     target_tps: float = 0.0
+    knows_graphs: bool = True
 
     @property
     def name(self) -> str:
@@ -39,6 +40,7 @@ class Tuning:
         parts = [f"tokens {self.budget_tokens}", f"seqs {self.max_num_seqs}"]
         parts += [f"long {self.long_prefill_tokens}"] if self.long_prefill_tokens else []
         parts += [f"target {self.target_tps:g}"] if self.target_tps else []
+        parts += [] if self.knows_graphs else ["graphs unknown"]
         return f"{self.system}: {', '.join(parts)}"
 
 
@@ -105,6 +107,7 @@ def run_point(options: SweepOptions, point: Point) -> PointResult:
         budget_tokens=tuning.budget_tokens,
         long_prefill_tokens=tuning.long_prefill_tokens,
         target_tps=tuning.target_tps,
+        knows_graphs=tuning.knows_graphs,
     )
     times = StepTimeModel.load(options.step_model, tuning.system).scaled(options.real_device_factor)
     wanted = SimulationOptions(options.seconds, options.warm_s, options.target_tps)
@@ -135,7 +138,11 @@ def _import_host() -> None:
 
 def best(results: Iterable[PointResult], system: str, target_tps: float) -> PointResult | None:
     """Return the point of `system` with the most goodput among those where 95% of turns reach the target."""
-    meeting = [r for r in results if r.point.tuning.system == system and r.figures["tps_p5"] >= target_tps]
+    meeting = [
+        r
+        for r in results
+        if r.point.tuning.system == system and r.point.tuning.knows_graphs and r.figures["tps_p5"] >= target_tps
+    ]
     return max(meeting, key=lambda r: float(r.figures["goodput_per_gpu"]), default=None)
 
 

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
@@ -224,6 +224,7 @@ def build_engine(
     depth: int,
     settings: Mapping[str, Any] = MappingProxyType({}),
     additional_config: Mapping[str, Any] = MappingProxyType({}),
+    graph_sizes: Sequence[int] = (),
 ) -> Any:
     """Return what `EngineCore`'s arrival path reads of an engine: scheduler, hasher, managers.
 
@@ -231,8 +232,10 @@ def build_engine(
         scheduler_class: dotted path.
         settings: further fields of vLLM's `SchedulerConfig`.
         additional_config: vLLM's setting of that name, where ours may be given, too.
+        graph_sizes: tokens of a step that CUDA graphs stand for.
     """
     config = _vllm_config(block_tokens, max_requests, budget_tokens, depth, settings, additional_config)
+    config.compilation_config.cudagraph_capture_sizes = list(graph_sizes)
     config.cache_config.num_gpu_blocks = num_blocks + 1  # block 0 is the null block
     spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     kv_config = KVCacheConfig(

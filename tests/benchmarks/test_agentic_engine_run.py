@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 from types import SimpleNamespace
 
 import msgspec
@@ -45,6 +46,15 @@ def test_the_search_finds_the_most_requests_that_keep_the_rate() -> None:
     last, _ = search.tried[-1]
     assert last.budget_tokens < 1024
     assert searched(small_budget_helps=1.05).best().budget_tokens < 1024
+
+
+def test_where_no_turn_has_a_rate_the_steps_time_is_taken() -> None:
+    search = StockSearch(70.0, MOST)
+    # Whoever came in the try waited to its end: nobody's rate was measured.
+    search.note(MOST, {"tps_p5": math.nan, "rows_mean": 510, "step_ms_mean": 43.0, "goodput_per_gpu": 0.0})
+    following = search.next()
+    assert following is not None
+    assert 120 <= following.max_num_seqs <= 160
 
 
 def test_a_load_that_needs_no_tuning_is_not_searched() -> None:
@@ -139,8 +149,8 @@ def test_the_most_telling_points_come_first(monkeypatch, tmp_path) -> None:
     assert run(monkeypatch, tmp_path, calls) == 0
     labels = [label if name == "sessions" else name for _, name, label in calls]
     order = [label for i, label in enumerate(labels) if label not in labels[:i]]
-    assert order[:4] == ["ours400", "stock400-512-8192", "step_shapes", "stock400-267-2048"]
-    assert order.index("ours100") < order.index("stock100-267-2048") < order.index("returning_turns")
+    assert order[:5] == ["ours400", "stock400-512-8192", "step_shapes", "returning_turns", "stock400-267-2048"]
+    assert order.index("ours100") < order.index("stock100-267-2048")
     # Both orders of the systems, so that neither always comes first.
     assert [system for system, name, _ in calls if name == "returning_turns"] == ["stock"] * 2 + ["ours"] * 4 + [
         "stock"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.agentic.engine_replay import EngineReplay, forget_prefixes, sessions
 from benchmarks.agentic.engines import _alone_outcomes
-from benchmarks.agentic.fit import fit_device, host_of, write_step_model
+from benchmarks.agentic.fit import ShortSteps, fit_device, host_of, write_step_model
 from benchmarks.agentic.records import CUT
 from benchmarks.agentic.shaping import Shape, shaped, synthetic
 from benchmarks.agentic.step_shapes import returning_turns, step_shapes
@@ -189,7 +189,7 @@ def test_the_runner_costs_what_short_steps_leave():
         ]
 
     # The device rules the steps of one of them: what is left is more than the runner.
-    table = host_of(base, {"stock": short("stock", 1.5), "ours": short("ours", 1.9)})
+    table = host_of(base, {"stock": ShortSteps(short("stock", 1.5)), "ours": ShortSteps(short("ours", 1.9))})
     assert (table["rows"], table["runner"]) == ([16, 64], pytest.approx([1.5, 1.5]))
 
 
@@ -216,8 +216,9 @@ def test_a_fitted_model_gives_back_every_systems_short_steps(tmp_path):
     for system in models:
         fitted = StepTimeModel.load(path, system)
         for n in (16, 64, 100, 256):
+            # A straight line over the number of rows stands for a table that is none.
             assert fitted.steady_ms(StepShape(n, 0, 0, 0)) == pytest.approx(
-                steady(system, StepShape(n, 0, 0, 0)), rel=0.03
+                steady(system, StepShape(n, 0, 0, 0)), rel=0.07
             )
             for tokens in (64, 600):
                 mixed = StepShape(n, 0, tokens, 0)

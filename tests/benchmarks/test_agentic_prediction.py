@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.agentic import __main__ as command
 from benchmarks.agentic import predict
+from benchmarks.agentic.busy import busy_row_us
+from benchmarks.agentic.records import TurnRecord, Window, write_records
 from benchmarks.agentic.shaping import Shape
-from benchmarks.agentic.step_time import H200_DENSE_1B
+from benchmarks.agentic.step_time import H200_DENSE_1B, StepShape, StepTimeModel
 from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_point
 from benchmarks.control.systems import load_factory
 
@@ -95,3 +97,58 @@ def test_a_folder_without_measurements_is_named(tmp_path: Path, capsys: pytest.C
     assert command.main(["predict", str(tmp_path)]) == 2
     assert "engines.json" in (said := capsys.readouterr().err)
     assert "needed: what `engines --out` wrote" in said
+
+
+def steady_steps(extra_us: float, system: str = "stock", rows: int = 200) -> list[tuple[float, int, int]]:
+    """When steps ended whose host takes `extra_us` per row longer than the model says; every fifth one is a prompt's."""
+    host_ms = sum(StepTimeModel.load(H200_DENSE_1B, system).host(StepShape(rows, 0, 0, 0)))
+    now_s, steps = 1.0, []
+    for number in range(200):
+        now_s += (host_ms + rows * extra_us / 1e3 + (30.0 if number % 5 in (0, 4) else 0.0)) / 1e3
+        steps.append((now_s, rows, int(number % 5 == 0)))
+    return steps
+
+
+def turns_of(rows: int, prompt_tokens: int) -> list[TurnRecord]:
+    return [TurnRecord(f"s{i}", 0, 0.0, 0.5, 60.0, prompt_tokens, 5000) for i in range(rows)]
+
+
+def test_what_coming_and_going_costs_is_read_off_steps_without_prompts() -> None:
+    times = StepTimeModel.load(H200_DENSE_1B, "stock")
+    window = Window(1.0, 60.0)
+    assert busy_row_us(steady_steps(8.0), turns_of(200, 100), window, times) == pytest.approx(8.0)
+    assert busy_row_us(steady_steps(-2.0), turns_of(200, 100), window, times) == 0.0
+    # Contexts so long that the device rules, or too few steps: nothing can be said.
+    assert busy_row_us(steady_steps(8.0), turns_of(200, 9000), window, times) is None
+    assert busy_row_us(steady_steps(8.0)[:20], turns_of(200, 100), window, times) is None
+
+
+def test_the_step_model_is_fitted_to_what_was_measured(folder: Path, measured: dict[str, dict[str, object]]) -> None:
+    truth = {system: StepTimeModel.load(H200_DENSE_1B, system) for system in ("stock", "ours")}
+
+    def row(system: str, decodes: int, context: int, prompt: int) -> dict[str, float]:
+        shape = StepShape(decodes, decodes * context, prompt, prompt * prompt // 2)
+        ms = truth[system].steady_ms(shape)
+        return {
+            "decodes": decodes,
+            "context": decodes * context,
+            "prefill": prompt,
+            "pairs": shape.prefill_pairs,
+            "ms": ms,
+        }
+
+    shapes = {
+        "rows": [row("ours", n, c, p) for n in (64, 256) for c in (2000, 8000) for p in (0, 600, 2000)],
+        "short": {system: [row(system, n, 64, p) for n in (1, 64, 256) for p in (0, 48, 600)] for system in truth},
+    }
+    for system, label in (("stock", "stock6-8-2048"), ("ours", "ours6")):
+        write_records(folder / f"{label}.jsonl", {"window": {"begin_s": 1.0, "end_s": 60.0}}, turns_of(200, 100))
+        (folder / f"{label}.steps.json").write_text(json.dumps(steady_steps(5.0, system)))
+    kept = folder / "kept.json"
+    engines = {system: {"num_blocks": 1600, "block_tokens": 64} for system in truth}
+    document = {"options": OPTIONS, "replays": measured, "engines": engines, "shapes": shapes, "command": "it was so"}
+    (folder / "engines.json").write_text(json.dumps(document))
+    assert command.main(["predict", str(folder), "--save-model", str(kept)]) == 0
+    found = json.loads(kept.read_text())
+    assert found["name"] == "fitted by: it was so"
+    assert found["scheduler_ms"]["stock"]["busy_row_us"] == pytest.approx(5.0, abs=2.0)
