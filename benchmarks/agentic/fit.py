@@ -37,13 +37,14 @@ def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[s
 
     First steps without prompts, then what prompts add to them: so that what is uncertain about prompts spoils no decode.
     Rows that take hardly longer than `host_ms` of them, the engine's own CPU time, say little about the device and are left out;
-    where too few are left, all are kept: a step then takes what it took, whoever ruled it.
+    where too few are left, all are kept: a step then takes what it took, whoever ruled it. So are all with prompts: those run while the
+    host launches them, so that what they took is the most that they take of the device.
 
     Raises:
         ValueError: fewer rows than coefficients.
     """
     alone, mixed = ([row for row in rows if bool(row["prefill"]) is with_prompt] for with_prompt in (False, True))
-    alone, mixed = (_device_ruled(some, host_ms) for some in (alone, mixed))
+    alone, mixed = _device_ruled(alone, host_ms), _enough(mixed)
     decodes = [[1.0, row["decodes"] / 1e3, row["context"] / 1e3] for row in (*alone, *mixed)]
     found = _fitted(decodes[: len(alone)], [row["ms"] for row in alone], [row["ms"] for row in alone])
     beside = np.array(decodes[len(alone) :]) @ found
@@ -67,11 +68,13 @@ def _kind(row: Row) -> tuple[float, float]:
 
 def _device_ruled(rows: list[Row], host_ms: Callable[[Row], float]) -> list[Row]:
     kept = [row for row in rows if row["ms"] > _HOST_RULED * host_ms(row)]
-    if len(kept) < len(_DECODES):
-        kept = rows
-    if len(kept) < len(_DECODES):
-        raise ValueError(f"{len(kept)} steps of a kind were measured; needed: {len(_DECODES)}")
-    return kept
+    return kept if len(kept) >= len(_DECODES) else _enough(rows)
+
+
+def _enough(rows: list[Row]) -> list[Row]:
+    if len(rows) < len(_DECODES):
+        raise ValueError(f"{len(rows)} steps of a kind were measured; needed: {len(_DECODES)}")
+    return rows
 
 
 def _fitted(columns: list[list[float]], measured: list[float], weights: list[float]) -> NDArray[np.float64]:

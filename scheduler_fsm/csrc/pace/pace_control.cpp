@@ -35,9 +35,10 @@ constexpr double kNoticedShare = 0.05;
 constexpr double kRowMemory = 1.0 / 16;
 // Where what prompts cost in any case takes longer than a period, they get it once all users are ahead by as much.
 constexpr double kMostAheadPeriods = 4;
-// Tokens that users leave prompts of the largest CUDA graph, where a step that is too large for it takes longer by this
-// share of a period.
-constexpr std::uint32_t kGraphRoom = 32;
+// What users leave prompts of the largest CUDA graph, where a step that is too large for it takes longer by this share
+// of a period. With less room, prompts that came together would need several steps, and each costs more for holding
+// some.
+constexpr double kGraphRoomShare = 0.25;
 constexpr double kCostlyShare = 0.5;
 
 /// Whether newcomers should wait for others that share their step's fixed cost.
@@ -129,7 +130,8 @@ double PaceControl::least_period_s(double context_tokens) const noexcept {
 
 bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcept {
     const double period_ms = period_s * 1e3;
-    if (model_.captured_prefill(decodes) < kGraphRoom && model_.large_step_ms() > kCostlyShare * period_ms)
+    const double room_tokens = kGraphRoomShare * model_.captured_prefill({});
+    if (model_.captured_prefill(decodes) < room_tokens && model_.large_step_ms() > kCostlyShare * period_ms)
         return false;
     return model_.predict_ms(decodes) <= kAdmittedShare * period_ms;
 }
