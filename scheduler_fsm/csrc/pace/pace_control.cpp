@@ -40,8 +40,6 @@ constexpr double kMostAheadPeriods = 4;
 // some.
 constexpr double kGraphRoomShare = 0.25;
 constexpr double kCostlyShare = 0.5;
-// How far behind a step that is too large for every graph may leave users; they catch up before the next one.
-constexpr double kLargeStepLagPeriods = 1.5;
 
 /// Whether newcomers should wait for others that share their step's fixed cost.
 bool should_gather(const ChunkQuestion& question, const StepTimeModel& model, std::uint32_t room) {
@@ -54,7 +52,6 @@ bool should_gather(const ChunkQuestion& question, const StepTimeModel& model, st
 
 /// Whether steps that fit a CUDA graph, `room` tokens each, take prompts in for less than one that is too large.
 bool should_stay_captured(const ChunkQuestion& question, const StepTimeModel& model, std::uint32_t room) {
-    if (room < kLeastChunk) return false;
     const double num_steps = std::ceil((question.started_tokens + question.waiting_tokens) / room);
     return (num_steps - 1) * model.least_prompt_ms(question.decodes) < model.large_step_ms();
 }
@@ -72,12 +69,7 @@ std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeM
     const std::uint32_t captured = model.captured_prefill(question.decodes);
     const bool may_be_captured = captured >= kLeastChunk && captured < fits;
     if (should_gather(question, model, may_be_captured ? captured : fits)) return 0;
-    if (captured >= question.most_tokens || should_stay_captured(question, model, captured)) {
-        return std::min(captured, fits);
-    }
-    // One large step takes less of everybody than many that fit a graph, so users who are not behind may wait for it.
-    if (fits > captured || question.slowest_user_ms < 0 || model.large_step_ms() <= 0) return fits;
-    return std::max(fits, fitting(question.slowest_user_ms + kLargeStepLagPeriods * question.period_ms));
+    return may_be_captured && should_stay_captured(question, model, captured) ? captured : fits;
 }
 
 PaceControl::PaceControl(double target_tps, Overload overload, GraphSizes graphs)
@@ -139,8 +131,8 @@ double PaceControl::least_period_s(double context_tokens) const noexcept {
 bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcept {
     const double period_ms = period_s * 1e3;
     const double room_tokens = kGraphRoomShare * model_.captured_prefill({});
-    const bool is_costly = model_.large_step_ms() > kCostlyShare * period_ms;
-    if (is_costly && model_.captured_prefill(decodes) < room_tokens) return false;
+    if (model_.captured_prefill(decodes) < room_tokens && model_.large_step_ms() > kCostlyShare * period_ms)
+        return false;
     return model_.predict_ms(decodes) <= kAdmittedShare * period_ms;
 }
 

@@ -120,22 +120,3 @@ TEST_CASE("what fits a graph in few steps does not leave it, and a long prompt d
     }
     CHECK(largest > kLargest);
 }
-
-TEST_CASE(
-    "a step that no period holds takes a long prompt in where many captured ones would cost more, and users keep their "
-    "rate") {
-    Graphed engine(true, 5, 14);
-    for (int i = 0; i < 20; ++i) {
-        engine.add(600, 2);  // what a large step costs is seen
-        engine.steps(6);
-    }
-    engine.add(12'000, 2);
-    std::uint32_t largest = 0;
-    double sum_ms = 0;
-    for (int i = 0; i < 40; ++i) {
-        sum_ms += engine.step();
-        largest = std::max(largest, engine.num_prefill + engine.num_decodes);
-    }
-    CHECK(largest > kLargest);
-    CHECK(sum_ms / 40 <= kTargetMs);
-}
