@@ -46,7 +46,8 @@ def run_prefill(cell: PrefillCell, vllm: VllmPrefill) -> MeasuredPrefill:
     calls = max(1, min(20, round(GRAPH_US / (2 * cell.floor_us))))
     measured = MeasuredPrefill(cell, cell.floor_us)
     graphs, results = {}, {}
-    for name, launch in inputs.launches().items():
+    launches = inputs.launches()  # a graph does not keep what its calls read
+    for name, launch in launches.items():
         graphs[name] = _captured(launch, calls)
         results[name] = inputs.output.float()
     samples: dict[str, list[float]] = {name: [] for name in graphs}

@@ -98,6 +98,13 @@ def test_explain_shows_the_append_too() -> None:
     assert "stays in charge" not in output
 
 
+@pytest.mark.parametrize(("heads", "chosen"), [("32", "cuda_sm90_fp8"), ("128", "flashmla")])
+def test_explain_takes_fp8_by_what_was_measured(heads: str, chosen: str) -> None:
+    code, output = run("explain", *HOPPER, "--fp8", "--heads", heads, "--requests", "64", "--context", "8192")
+    (line,) = (line for line in output.splitlines() if "measured fastest" in line)
+    assert (code, [cell.strip() for cell in line.split("│")][1:3]) == (0, [chosen, "chosen"])
+
+
 def test_tune_takes_a_benchmark_in(tmp_path: Path) -> None:
     cell = {"heads": 16, "query_tokens": 1, "requests": 1, "context_tokens": 8192}
     times = {"ours": 30.0, "FlashMLA": 20.0, "FlashAttention 3": 25.0, "read-only sweep": 4.0}

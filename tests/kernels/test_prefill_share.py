@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenspeed_plugin.kernels.autotune import TuningTable
+from tokenspeed_plugin.kernels.autotune import SHIPPED, TuningStore, TuningTable
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE, UNFOLDED
 from tokenspeed_plugin.kernels.mla.prefill_share import PrefillShare
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
@@ -78,3 +78,10 @@ def test_a_head_count_that_was_not_measured_goes_by_the_next_larger() -> None:
     times = {(1024, 65536): (9.0, 10.0, 10.0)}
     assert share(times, heads=20, measured=32).verdict(1024, 65536).taken
     assert not share(times, heads=33, measured=32).takes_anything()
+
+
+def test_the_shipped_table_leaves_vllm_what_it_does_faster() -> None:
+    table = TuningStore(SHIPPED).load("NVIDIA H200")
+    assert [PrefillShare(heads, 131072, table).absorbed_limit for heads in (16, 128)] == [181, 255]
+    found = PrefillShare(16, 131072, table)
+    assert [found.verdict(queries, 65536).taken for queries in (64, 128, 256, 2048)] == [False, False, True, True]
