@@ -57,12 +57,13 @@ class LeastSquares {
         const double surprise = std::clamp(measured - fitted, -most, most);
         const double gain = 1.0 / (kForgetting * noise + spread);
         for (std::size_t i = 0; i < N; ++i) {
-            coefficients_[i] = std::max(0.0, coefficients_[i] + px[i] * gain * surprise);
+            coefficients_[i] += px[i] * gain * surprise;
             for (std::size_t j = 0; j < N; ++j) {
                 covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] * gain) / kForgetting;
             }
         }
         bound_covariance();
+        cut_negatives(x);
     }
 
   private:
@@ -74,6 +75,16 @@ class LeastSquares {
     static constexpr double kKnownSpread = 0.2;    // of a coefficient that was measured before
     static constexpr double kLeastKnown = 0.05;    // of the spread: a coefficient that was 0 can still grow
     static constexpr std::size_t kFewSamples = 4;  // the prior is a guess: the first samples replace it
+
+    /// No coefficient is negative. To cut them off alone would add what they took away, and samples below the fit would
+    /// raise it for ever: so the others give it back, in proportion, and the sample says what it said.
+    void cut_negatives(const Vector& x) noexcept {
+        const double said = value(x);
+        for (double& coefficient : coefficients_) coefficient = std::max(0.0, coefficient);
+        const double cut = value(x);
+        if (said <= 0 || cut <= said) return;
+        for (double& coefficient : coefficients_) coefficient *= said / cut;
+    }
 
     void bound_covariance() noexcept {
         for (std::size_t i = 0; i < N; ++i) {

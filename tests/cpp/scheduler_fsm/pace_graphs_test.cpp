@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps with prompts that cost more than their tokens do, and steps that are too large for every CUDA graph.
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -61,6 +62,22 @@ TEST_CASE("a model that knows the graphs tells steps below and above the largest
     CAPTURE(with, without);
     CHECK(with < 0.1);
     CHECK(with < 0.7 * without);
+}
+
+TEST_CASE("times that rise while rows go, as an H200's do before newcomers start, do not let the fit run away") {
+    // They ask for a coefficient below zero, which none may have: cut off alone it would raise the fit with every step.
+    LeastSquares<3> fit({4.0, 0.5, 2.0}, {4.0, 0.5, 2.0});
+    const std::array<double, 6> times_ms = {5.3, 6.2, 7.2, 7.0, 7.2, 8.4};
+    double largest_ms = 0;
+    for (std::size_t i = 0; i < 600; ++i) {
+        const double rows = 510 - 4.0 * static_cast<double>(i % times_ms.size());
+        const LeastSquares<3>::Vector step = {1.0, (rows > 496 ? 512 : 496) / 64.0, 1700 * rows / 65'536};
+        if (i > 60) largest_ms = std::max(largest_ms, fit.value(step));
+        fit.add(step, times_ms[i % times_ms.size()], fit.value(step));
+    }
+    CHECK(largest_ms < 8.4);
+    CHECK(largest_ms > 5.3);
+    for (const double coefficient : fit.coefficients()) CHECK(coefficient >= 0);
 }
 
 TEST_CASE("rows are padded to the next graph, and above the largest they are not") {
