@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tokenspeed_plugin.kernels.registry import (
     ShapeTrait,
     Signature,
 )
+from tokenspeed_plugin.kernels.solution_parts import source_hash
 
 FAMILY, MODE = "comm", "all_reduce_add_norm"
 
@@ -46,10 +47,6 @@ def _workspace_sm90(*arguments: Any) -> Any:
     return connect(*arguments)
 
 
-def _reference_hash() -> str:
-    return hashlib.sha256(Path(__file__).with_name("reference.py").read_bytes()).hexdigest()[:16]
-
-
 def _unavailable() -> str | None:
     """Whether two GPUs of this process can write each other's memory, and the library can be had."""
     import torch
@@ -71,7 +68,7 @@ SOLUTIONS = (
         load=_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
-        source=_reference_hash,
+        source=functools.partial(source_hash, Path(__file__).with_name("reference.py")),
     ),
     KernelSpec(
         FAMILY,

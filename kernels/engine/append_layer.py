@@ -7,8 +7,6 @@ A layer that the kernel cannot serve, and every layer of an engine that did not 
 from __future__ import annotations
 
 import inspect
-import logging
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from tokenspeed_plugin.host.append_names import (
 from tokenspeed_plugin.host.norms import rms_norm_numbers
 from tokenspeed_plugin.kernels.engine.append_operation import KERNEL, mla_append
 from tokenspeed_plugin.kernels.engine.append_start import layer_solution
+from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.registry import KernelSpec
 
 KNOWN_MODULES = frozenset(
@@ -42,8 +41,6 @@ KNOWN_MODULES = frozenset(
 """Parts of a layer whose meaning is known here."""
 PLAIN_CACHE_BACKENDS = ("CPU_MLA", "AMX_MLA")
 """Backends with a cache write of their own that leaves the same bytes as the one they inherit."""
-
-_logger = logging.getLogger("vllm.tokenspeed_plugin.kernels")
 
 
 def _has_appended(*_: Any, **__: Any) -> None:
@@ -68,11 +65,11 @@ class AppendingLatentAttention(MultiHeadLatentAttentionWrapper):
             return False
         reason = fallback_reason(self, modules) or (None if isinstance(solution, KernelSpec) else solution)
         if reason is not None or not isinstance(solution, KernelSpec):
-            _say(f"MLA append: layers with {reason} stay with vLLM's own kernels.")
+            log_once(f"MLA append: layers with {reason} stay with vLLM's own kernels.")
             return False
         setattr(attention, KERNEL, solution.load())
         attention.impl.do_kv_cache_update = _has_appended
-        _say(f"MLA append: {solution.solution} norms, rotates and writes the new tokens.")
+        log_once(f"MLA append: {solution.solution} norms, rotates and writes the new tokens.")
         return True
 
     def forward(
@@ -148,9 +145,3 @@ def _is_plain_rope(rope: Any, rope_dims: int) -> bool:
         and rope.rotary_dim == rope.head_size == rope_dims
         for kind in (RotaryEmbedding, DeepseekScalingRotaryEmbedding)
     )
-
-
-@cache
-def _say(line: str) -> None:
-    """One line for each process, however many layers there are."""
-    _logger.info(line)

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
 from tokenspeed_plugin.host.attention_names import flash_attn_varlen_func
+from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.engine.start import tuning_of_this_gpu
 from tokenspeed_plugin.kernels.mla.cached_prefill.groups import NOPE_DIMS, VALUE_DIMS, workspace_bytes
 from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import (
@@ -29,8 +28,6 @@ WORKSPACE_BYTES = 2 << 30
 """For latents, keys and values of a step, while its attention runs: 16 heads of a request of 159,783 tokens."""
 LEAST_HEADS = 2
 """Heads of the longest request that the workspace holds in any case."""
-
-_logger = logging.getLogger("vllm.tokenspeed_plugin.kernels")
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,9 @@ def prefill_steps(
     if share is None or (kv_cache_spec.block_size, kv_cache_spec.dtype) != (PAGE_TOKENS, torch.bfloat16):
         return None
     if any(dense_weights(projection, num_heads) is None for projection in projections):
-        _say(f"MLA prefill on a cached prefix stays with {HOST_BACKEND}: kv_b_proj is no dense bfloat16 matrix.")
+        log_once(f"MLA prefill on a cached prefix stays with {HOST_BACKEND}: kv_b_proj is no dense bfloat16 matrix.")
         return None
-    _say(
+    log_once(
         f"MLA prefill on a cached prefix, {num_heads} heads: {OURS} above {share.absorbed_limit} new tokens, "
         f"where it is the faster; others go to {HOST_BACKEND}."
     )
@@ -178,9 +175,3 @@ def attend(
         out=out,
         fa_version=3,
     )
-
-
-@cache
-def _say(line: str) -> None:
-    """One line for each process, however many builders there are."""
-    _logger.info(line)

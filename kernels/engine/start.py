@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ import torch
 from tokenspeed_plugin.kernels.autotune import SHIPPED, TuningFileError, TuningStore, TuningTable, load_tables
 from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeSteps
+from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS, QUERY_TOKENS, DecodeShare
 from tokenspeed_plugin.kernels.mla.solutions import BF16, decode_shape
@@ -33,8 +32,6 @@ OWN_SLOT = "CUSTOM"
 HOST_SOLUTION = "flashattn3"
 """vLLM's FlashAttention MLA: what vLLM takes on Hopper by itself, and what a batch goes to that our kernel does not take."""
 NEAREST_MEASURED_GPU = "NVIDIA H200"
-
-_logger = logging.getLogger("vllm.tokenspeed_plugin.kernels")
 
 
 class KernelsRefusedError(ValueError):
@@ -170,7 +167,7 @@ def decode_steps(
     drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
     for query_tokens in {1, 1 + drafts}:
         steps.reserve(query_tokens)
-    _say(_described(share, spec, num_heads))
+    log_once(_described(share, spec, num_heads))
     return steps
 
 
@@ -236,9 +233,3 @@ def _counts(share: DecodeShare, query_tokens: int) -> str:
             largest = next(n for n in range(2 * requests, 0, -1) if share.takes(query_tokens, n))
             return f"up to {largest} requests"
     return "any number of requests"
-
-
-@cache
-def _say(line: str) -> None:
-    """One line for each process, however many builders there are."""
-    _logger.info(line)

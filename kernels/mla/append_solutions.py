@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tokenspeed_plugin.kernels.mla.solutions import _file_hash, _host, _missing
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,
@@ -21,6 +21,7 @@ from tokenspeed_plugin.kernels.registry import (
     ShapeTrait,
     Signature,
 )
+from tokenspeed_plugin.kernels.solution_parts import left_to_vllm, missing_package, source_hash
 
 APPEND_FAMILY, APPEND_MODE = "mla", "append"
 
@@ -64,7 +65,7 @@ SOLUTIONS = (
         load=_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
-        source=functools.partial(_file_hash, "append_reference.py"),
+        source=functools.partial(source_hash, Path(__file__).with_name("append_reference.py")),
         serves_engine=True,
     ),
     KernelSpec(
@@ -81,8 +82,8 @@ SOLUTIONS = (
             ShapeTrait("rope_dims", 2, 512, power_of_two=True),
         ),
         objectives=frozenset(Objective),  # a token's programs see nothing of the others
-        unavailable=functools.partial(_missing, "triton"),
-        source=functools.partial(_file_hash, "triton_append.py"),
+        unavailable=functools.partial(missing_package, "triton"),
+        source=functools.partial(source_hash, Path(__file__).with_name("triton_append.py")),
         serves_engine=True,
     ),
     KernelSpec(
@@ -91,9 +92,9 @@ SOLUTIONS = (
         HOST_SOLUTION,
         capabilities=(Capability("cuda"), Capability("rocm")),
         signatures=(_BF16, _FP8),
-        load=_host(_LAYER),
+        load=left_to_vllm(_LAYER),
         priority=Priority.PERFORMANT,
         host_backend=_LAYER,
-        unavailable=functools.partial(_missing, "vllm"),
+        unavailable=functools.partial(missing_package, "vllm"),
     ),
 )

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,9 @@ from tokenspeed_plugin.kernels.registry import (
     ShapeTrait,
     Signature,
 )
+from tokenspeed_plugin.kernels.solution_parts import left_to_vllm, missing_package, source_hash
 
+_HERE = Path(__file__).parent
 BF16: Signature = {"q": OperandFormat("bfloat16"), "kv": OperandFormat("bfloat16")}
 PREFILL_BF16: Signature = {operand: OperandFormat("bfloat16") for operand in ("q", "k", "v")}
 FP8: Signature = {
@@ -121,27 +121,7 @@ def _remark_sm100(shape: Mapping[str, int], signature: Signature) -> str:
 
 
 def _source_sm100() -> str:
-    files = sorted(Path(__file__).with_name("sm100").rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-def _missing_any(*modules: str) -> str | None:
-    return next((reason for module in modules if (reason := _missing(module)) is not None), None)
-
-
-def _file_hash(name: str) -> str:
-    return hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest()[:16]
-
-
-def _missing(module: str) -> str | None:
-    return None if importlib.util.find_spec(module) is not None else f"the package {module} is not installed"
-
-
-def _host(backend: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        raise RuntimeError(f"{backend} is a backend of vLLM: leave the choice to vLLM instead of calling it from here")
-
-    return load
+    return source_hash(*sorted((_HERE / "sm100").rglob("*.py")))
 
 
 SM90_TRAITS = (
@@ -160,7 +140,7 @@ SOLUTIONS = (
         load=_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
-        source=functools.partial(_file_hash, "reference.py"),
+        source=functools.partial(source_hash, _HERE / "reference.py"),
     ),
     KernelSpec(
         "mla",
@@ -171,8 +151,8 @@ SOLUTIONS = (
         load=_triton,
         priority=Priority.PORTABLE,
         objectives=frozenset(Objective),  # the parts of a request depend on its own length alone
-        unavailable=functools.partial(_missing, "triton"),
-        source=functools.partial(_file_hash, "triton_decode.py"),
+        unavailable=functools.partial(missing_package, "triton"),
+        source=functools.partial(source_hash, _HERE / "triton_decode.py"),
     ),
     KernelSpec(
         "mla",
@@ -210,11 +190,11 @@ SOLUTIONS = (
         "flashmla",
         capabilities=(HOPPER,),
         signatures=(BF16, FP8),
-        load=_host("FLASHMLA"),
+        load=left_to_vllm("FLASHMLA"),
         priority=Priority.PERFORMANT,
         traits=(ShapeTrait("page_tokens", allowed=frozenset({64})),),
         host_backend="FLASHMLA",
-        unavailable=functools.partial(_missing, "vllm"),
+        unavailable=functools.partial(missing_package, "vllm"),
     ),
     KernelSpec(
         "mla",
@@ -222,11 +202,11 @@ SOLUTIONS = (
         "flashattn3",
         capabilities=(HOPPER,),
         signatures=(BF16,),
-        load=_host("FLASH_ATTN_MLA"),
+        load=left_to_vllm("FLASH_ATTN_MLA"),
         priority=Priority.PERFORMANT,
         traits=(ShapeTrait("page_tokens", 16, power_of_two=True),),
         host_backend="FLASH_ATTN_MLA",
-        unavailable=functools.partial(_missing, "vllm"),
+        unavailable=functools.partial(missing_package, "vllm"),
     ),
     KernelSpec(
         "mla",
@@ -254,11 +234,11 @@ SOLUTIONS = (
         "tokenspeed_mla",
         capabilities=(BLACKWELL,),
         signatures=(FP8,),
-        load=_host("TOKENSPEED_MLA"),
+        load=left_to_vllm("TOKENSPEED_MLA"),
         priority=Priority.PERFORMANT,
         traits=(ShapeTrait("query_tokens", 1, 8), ShapeTrait("page_tokens", allowed=frozenset({32, 64}))),
         host_backend="TOKENSPEED_MLA",
-        unavailable=functools.partial(_missing_any, "vllm", "tokenspeed_mla"),
+        unavailable=functools.partial(missing_package, "vllm", "tokenspeed_mla"),
     ),
     KernelSpec(
         "mla",
@@ -269,7 +249,7 @@ SOLUTIONS = (
         load=_prefill_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
-        source=functools.partial(_file_hash, "prefill_reference.py"),
+        source=functools.partial(source_hash, _HERE / "prefill_reference.py"),
     ),
     KernelSpec(
         "mla",

@@ -17,6 +17,7 @@ from tokenspeed_plugin.host import mla_append
 from tokenspeed_plugin.kernels.engine import append_layer
 from tokenspeed_plugin.kernels.engine.append_layer import AppendingLatentAttention
 from tokenspeed_plugin.kernels.engine.append_operation import mla_append as operation
+from tokenspeed_plugin.kernels.engine.log_once import log_once
 
 pytestmark = pytest.mark.host_matrix
 
@@ -28,7 +29,7 @@ ROWS = 7
 @pytest.fixture(autouse=True)
 def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     monkeypatch.setattr("vllm.model_executor.layers.mla.MLAAttention", host.Attention)
-    append_layer._say.cache_clear()
+    log_once.cache_clear()
     yield host.Attention
     mla_append.remove()
 

@@ -14,6 +14,7 @@ from engine_host import PAGE_TOKENS, calls, common_metadata, vllm_config
 
 from tokenspeed_plugin.kernels.autotune import TuningTable
 from tokenspeed_plugin.kernels.engine import mla_backend, prefill_steps
+from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.engine.mla_backend import MlaImpl, MlaMetadataBuilder
 from tokenspeed_plugin.kernels.mla.cached_prefill.groups import workspace_bytes
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE
@@ -125,7 +126,7 @@ def test_a_fused_quantized_output_is_left_to_vllm() -> None:
 def test_weights_that_it_cannot_read_leave_all_to_vllm(
     weights: torch.Tensor | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefill_steps._say.cache_clear()
+    log_once.cache_clear()
     given = weights if weights is None or weights.numel() > 1 else torch.zeros(HEADS * 256, 512).bfloat16().t()
     projection = SimpleNamespace(weight=given if given is None or given.dim() == 2 else given.view(HEADS * 256, 512))
     from vllm.v1.kv_cache_interface import MLAAttentionSpec

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ from tokenspeed_plugin.kernels.registry import (
     Priority,
     ShapeTrait,
 )
+from tokenspeed_plugin.kernels.solution_parts import left_to_vllm, missing_package, source_hash
 
+_HERE = Path(__file__).parent
 MODE = "cached_prefill"
 OURS, ABSORBED, UNFOLDED = "head_groups", "flashattn3", "unfolded"
 """Ours, and vLLM's two: queries carried into the latent space, or keys and values of the prefix made in chunks."""
@@ -40,20 +40,6 @@ def _head_groups() -> Callable[..., Any]:
     return mla_cached_prefill
 
 
-def _host() -> Callable[..., Any]:
-    raise RuntimeError(f"{HOST_BACKEND} is a backend of vLLM: leave the choice to vLLM instead of calling it from here")
-
-
-def _missing(*modules: str) -> str | None:
-    absent = [module for module in modules if importlib.util.find_spec(module) is None]
-    return f"the package {absent[0]} is not installed" if absent else None
-
-
-def _source(*names: str) -> str:
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()[:16]
-
-
 SOLUTIONS = (
     KernelSpec(
         "mla",
@@ -64,7 +50,7 @@ SOLUTIONS = (
         load=_reference,
         priority=Priority.REFERENCE,
         objectives=frozenset(Objective),
-        source=functools.partial(_source, "reference.py"),
+        source=functools.partial(source_hash, _HERE / "reference.py"),
     ),
     KernelSpec(
         "mla",
@@ -75,8 +61,8 @@ SOLUTIONS = (
         load=_head_groups,
         priority=Priority.PORTABLE,
         traits=(ShapeTrait("heads", 1, 128), ShapeTrait("page_tokens", 1)),
-        unavailable=functools.partial(_missing, "triton", "vllm"),
-        source=functools.partial(_source, "groups.py", "packing.py", "prefill.py"),
+        unavailable=functools.partial(missing_package, "triton", "vllm"),
+        source=functools.partial(source_hash, *(_HERE / name for name in ("groups.py", "packing.py", "prefill.py"))),
     ),
     KernelSpec(
         "mla",
@@ -84,14 +70,14 @@ SOLUTIONS = (
         ABSORBED,
         capabilities=(HOPPER,),
         signatures=(BF16,),
-        load=_host,
+        load=left_to_vllm(HOST_BACKEND),
         priority=Priority.PERFORMANT,
         traits=(
             ShapeTrait("query_tokens", 1, ABSORBED_QUERY_TOKENS),
             ShapeTrait("page_tokens", 16, power_of_two=True),
         ),
         host_backend=HOST_BACKEND,
-        unavailable=functools.partial(_missing, "vllm"),
+        unavailable=functools.partial(missing_package, "vllm"),
     ),
     KernelSpec(
         "mla",
@@ -99,13 +85,13 @@ SOLUTIONS = (
         UNFOLDED,
         capabilities=(HOPPER,),
         signatures=(BF16,),
-        load=_host,
+        load=left_to_vllm(HOST_BACKEND),
         priority=Priority.PERFORMANT,
         traits=(
             ShapeTrait("query_tokens", ABSORBED_QUERY_TOKENS + 1),
             ShapeTrait("page_tokens", 16, power_of_two=True),
         ),
         host_backend=HOST_BACKEND,
-        unavailable=functools.partial(_missing, "vllm"),
+        unavailable=functools.partial(missing_package, "vllm"),
     ),
 )
