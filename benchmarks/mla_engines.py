@@ -2,17 +2,18 @@
 """Decode of long sessions in whole engines on one Hopper GPU: vLLM's own choice of MLA kernels, and `--kernels auto`.
 
 ``python -m benchmarks.mla_engines [--sessions 1 4 16] [--context-tokens 65536] [--drafts 1 3] [--contexts 128K 512K 1M]
-[--kernels auto] [--json FILE] [--check]``.
+[--returning 256 512 2048] [--append triton] [--kernels auto] [--json FILE] [--check]``.
 Both engines have vLLM's scheduler and CUDA graphs, stand side by side, and are measured in turns on the same sessions, whose
-histories lie in the prefix cache. The judged time is that of the decode graph on the GPU (the model's whole forward pass);
+histories lie in the prefix cache: they are not computed but filled in (`benchmarks.served.held_prefix`), the same in all engines.
+The judged time is that of the decode graph on the GPU (the model's whole forward pass);
 the milliseconds between two tokens are reported beside it. What the kernels promise is measured in the same run, as
 `benchmarks.mla` does. Greedy tokens of mixed prompts and of the long sessions are compared, with varied weights; a third
 engine, with vLLM's FlashMLA, shows how far two kernels of vLLM's own lie apart.
 The graph is also replayed by itself under a tracer, which shows the time of each of its kernels.
 
 ``--drafts`` adds a pair of engines for each number of drafts (n-gram): steps in which all drafts are taken are timed, and answers
-with drafts compared. ``--contexts`` adds a pair that decodes one session whose context grows; it is not computed but
-filled in (`benchmarks.served.held_prefix`), the same in both.
+with drafts compared. ``--contexts`` are those of one session that grows. ``--returning`` times turns that come back to a session
+with so many new tokens, and compares their answers. ``--append`` adds an engine that also writes new tokens with that kernel.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from benchmarks.served.kernel_times import in_own_process
 from benchmarks.served.run import Run
 from benchmarks.served.tables import print_figures
 
+IDLE_S = 1.3
+"""After a second without work an engine's processes stop spinning; then they take no core from the one that is measured."""
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line."""
@@ -41,6 +45,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--draft-sessions", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--contexts", nargs="+", type=_tokens, default=[], help="tokens, or with K or M")
+    parser.add_argument("--returning", nargs="+", type=_tokens, default=[], help="new tokens of a turn that comes back")
+    parser.add_argument("--append", help="an engine more, whose new tokens this solution writes")
     parser.add_argument("--output-tokens", type=int, default=64, help="decode steps of a rep")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--kernels", default="auto", help="as `--kernels` takes it")
@@ -52,6 +58,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--no-control", action="store_true", help="no third engine, with vLLM's FlashMLA, for the tokens"
     )
     parser.add_argument("--no-kernel-times", action="store_true", help="do not time the kernels alone")
+    parser.add_argument(
+        "--kernel-times", metavar="FILE", help="output of benchmarks.served.kernel_times, measured before"
+    )
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_S, help="pause before an engine's turn")
     parser.add_argument("--no-traces", action="store_true", help="do not trace the kernels of the decode graphs")
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
     parser.add_argument("--quick", action="store_true", help="short sessions, few reps")
@@ -77,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse_arguments(arguments)
     model: Model = (TINY_MODELS if options.tiny else MODELS)["mla"]
-    if options.device == "cuda":
+    if options.device == "cuda" and options.kernel_times is None:
         in_own_process(options.context_tokens, [])  # builds our library: nvcc's time is no start-up time of ours
     with tempfile.TemporaryDirectory(prefix="mla-engines-") as temporary:
         folder = Path(temporary)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.report import Bar, MissingFigureError
-from benchmarks.served.systems import CONTROL, LONG, STOCK, SYSTEMS, draft_tokens, drafting
+from benchmarks.served.systems import APPEND, CONTROL, OURS, STOCK, SYSTEMS, draft_tokens, drafting
 
 LARGEST_RATIO = 1.01
 LARGEST_RATIO_ALONE = 0.92
@@ -19,6 +19,8 @@ NOISE_LOGPROB = 0.125
 """Two logits between 8 and 16, each off by one step of bfloat16 (1/16): sums in another order may move them so far."""
 LARGEST_ERROR_RATIO = 1.5
 LARGEST_FALL = 1.16
+LARGEST_RATIO_OF_APPEND = 1.0
+"""Over ours without it: `auto` has no use for a kernel that saves nothing."""
 KV_TOKEN_BYTES = 1152
 
 
@@ -50,7 +52,39 @@ def engine_bars(figures: dict[str, Any]) -> list[Bar]:
     bars += [bar for kind in ("tokens", "long_tokens") for bar in _token_bars(figures, kind, SYSTEMS, CONTROL)]
     for drafts in figures.get("drafts", ()):
         bars += _draft_bars(figures, drafts)
+    if figures.get("append"):
+        bars += _append_bars(figures)
+    if figures.get("returning"):
+        bars += _returning_bars(figures)
     return bars + (_long_bars(figures) if figures.get("contexts") else [])
+
+
+def _append_bars(figures: dict[str, Any]) -> list[Bar]:
+    """The append to the cache, fused, against ours without that."""
+    return [
+        *(
+            Bar(
+                f"{_of(n)}, append fused: time of the decode graph, over ours without",
+                "<=",
+                LARGEST_RATIO_OF_APPEND,
+                partial(_ratio, figures, n, (OURS, APPEND)),
+            )
+            for n in figures["sessions"]
+        ),
+        *_token_bars(figures, "tokens", (STOCK, APPEND), CONTROL),
+    ]
+
+
+def _returning_bars(figures: dict[str, Any]) -> list[Bar]:
+    """No turn may take longer on the GPU, and answers to turns part no further than rounding explains."""
+    claim = "a turn of {} new tokens: its forward pass, ours over stock"
+    return [
+        *(
+            Bar(claim.format(n), "<=", LARGEST_RATIO, partial(_ratio, figures, n, SYSTEMS, "returning_turns"))
+            for n in figures["returning"]
+        ),
+        *_token_bars(figures, "returning_tokens", SYSTEMS, CONTROL),
+    ]
 
 
 def _draft_bars(figures: dict[str, Any], drafts: int) -> list[Bar]:
@@ -76,7 +110,7 @@ def _long_bars(figures: dict[str, Any]) -> list[Bar]:
                 f"context of {tokens // 1024}K: time of the decode graph, ours over stock",
                 "<=",
                 LARGEST_RATIO,
-                partial(_ratio, figures, tokens, LONG),
+                partial(_ratio, figures, tokens, SYSTEMS, "decode_long"),
             )
             for tokens in contexts
         ),
@@ -98,7 +132,7 @@ def _long_bars(figures: dict[str, Any]) -> list[Bar]:
 def _fall(figures: dict[str, Any], key: str) -> float:
     """How many times longer the longest context takes than the shortest, over the same for a step that only reads the new KV."""
     shortest, longest = min(figures["contexts"]), max(figures["contexts"])
-    first_ms, last_ms = (_decoded_ms(figures, LONG[1], tokens, key) for tokens in (shortest, longest))
+    first_ms, last_ms = (_decoded_ms(figures, OURS, tokens, key, "decode_long") for tokens in (shortest, longest))
     floor_ms = first_ms + figures["layers"] * (longest - shortest) * KV_TOKEN_BYTES / _bytes_per_s(figures) * 1e3
     return (last_ms / first_ms) / (floor_ms / first_ms)
 
@@ -112,7 +146,7 @@ def _bytes_per_s(figures: dict[str, Any]) -> float:
 def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], control_system: str) -> list[Bar]:
     """Where answers part, and how far apart they were before; what vLLM's own do so is the measure where it ran."""
     control = figures.get(kind, {}).get(control_system)
-    words = kind.replace("_", " ")
+    words = kind.replace("_", " ") + (", append fused" if systems[1] == APPEND else "")
     parted = map(_margin, control["mismatches"]) if control else ()
     noise = max([NOISE_LOGPROB, *(margin for margin in parted if math.isfinite(margin))])
     bars = [
@@ -125,12 +159,12 @@ def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], co
     ]
     if control and control_system == CONTROL:
         claim = f"{words}: mean error of log-probabilities against stock, ours over FlashMLA's"
-        bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, partial(_error_ratio, figures, kind)))
+        bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, partial(_error_ratio, figures, kind, systems)))
     return bars
 
 
-def _error_ratio(figures: dict[str, Any], kind: str) -> float:
-    ours, control = _compared(figures, kind, SYSTEMS)["error"]["mean"], figures[kind][CONTROL]["error"]["mean"]
+def _error_ratio(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> float:
+    ours, control = _compared(figures, kind, systems)["error"]["mean"], figures[kind][CONTROL]["error"]["mean"]
     return float(ours / control) if control > 0 else (0.0 if ours == 0 else math.inf)
 
 
@@ -167,25 +201,29 @@ def _engine(figures: dict[str, Any], system: str) -> dict[str, Any]:
     return found
 
 
-def _graph_ms(figures: dict[str, Any], system: str, cell: int) -> float:
-    return _decoded_ms(figures, system, cell, "graph_ms")
+_UNTIMED = {
+    "decode_long": "replayed no decode graph of a context of {} tokens",
+    "returning_turns": "timed no forward pass of a turn of {} new tokens",
+}
 
 
 def _decoded_ms(figures: dict[str, Any], system: str, cell: int, key: str, part: str = "decode") -> float:
     found = _engine(figures, system).get(part, {}).get(str(cell), {})
     if key not in found:
-        what = f"a context of {cell} tokens" if system in LONG else f"{cell} requests"
-        raise MissingFigureError(f"{system} replayed no decode graph of {what}")
+        what = _UNTIMED.get(part, "replayed no decode graph of {} requests").format(cell)
+        raise MissingFigureError(f"{system} {what}")
     return float(found[key])
 
 
-def _ratio(figures: dict[str, Any], cell: int, systems: tuple[str, str] = SYSTEMS) -> float:
-    return _graph_ms(figures, systems[1], cell) / _graph_ms(figures, systems[0], cell)
+def _ratio(figures: dict[str, Any], cell: int, systems: tuple[str, str] = SYSTEMS, part: str = "decode") -> float:
+    key = "forward_ms" if part == "returning_turns" else "graph_ms"
+    stock_ms, ours_ms = (_decoded_ms(figures, system, cell, key, part) for system in systems)
+    return ours_ms / stock_ms
 
 
 def _is_judged(figures: dict[str, Any], count: int) -> bool:
     try:
-        return predicted_ms(figures, count) >= SMALLEST_PREDICTION * _graph_ms(figures, "stock", count)
+        return predicted_ms(figures, count) >= SMALLEST_PREDICTION * _decoded_ms(figures, STOCK, count, "graph_ms")
     except (MissingFigureError, KeyError):
         return True  # and the bar says what is missing
 

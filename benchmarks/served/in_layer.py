@@ -4,10 +4,14 @@
 In `benchmarks.mla` a kernel follows itself, so its instructions and its plan are still in the caches. In a layer it follows the
 product that takes queries into the latent space, the product that takes outputs back follows it, and then come kernels of
 other kinds that read more weights than the L2 holds. All of them are timed without it, too, and what it adds is reported.
+
+Each is also timed right behind a call of itself on a single page, which is then among the neighbours: what it adds less there, it
+takes in a layer to fetch its instructions, its plan and what else other kernels have driven out of the caches.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -30,6 +34,7 @@ LAUNCHES = (
     ("ours, neither", False, False),
 )
 """Name, whether all blocks start together, whether they may start before the previous kernel has ended."""
+_BEHIND = "behind a call on one page"
 
 
 class Neighbours:
@@ -50,11 +55,15 @@ class Neighbours:
         self.projection, self.router = random(heads * VALUE_DIMS, HIDDEN), random(HIDDEN, EXPERTS)
         self.weights = random(weights_bytes // 2)
 
-    def added_us(self, attention: Callable[[int], torch.Tensor]) -> float:
-        """Microseconds that a layer takes longer with `attention` between its products."""
+    def added_us(
+        self, attention: Callable[[int], torch.Tensor], before: Callable[[int], torch.Tensor] | None = None
+    ) -> float:
+        """Microseconds that a layer takes longer with `attention` between its products, behind `before` if that is given."""
 
         def layer(call: int, between: Callable[[int], torch.Tensor]) -> None:
             torch.bmm(self.q, self.into_latents, out=self.latents.transpose(0, 1))
+            if before is not None:
+                before(call)
             torch.bmm(between(call).transpose(0, 1), self.out_of_latents, out=self.out)
             self._rest()
 
@@ -74,6 +83,13 @@ def in_order(inputs: Inputs) -> Inputs:
     return inputs
 
 
+def of_one_page(inputs: Inputs) -> Inputs:
+    """The same, but that all requests end with their first page."""
+    short = copy.copy(inputs)
+    short.seq_lens = torch.full_like(inputs.seq_lens, inputs.page_tokens)
+    return short
+
+
 def in_layer_us(inputs: Inputs, served: Inputs, flash_attention: FlashAttention3) -> dict[str, float]:
     """What each adds to a layer: ours in its ways to launch, and FlashAttention 3 as vLLM serves with it.
 
@@ -85,16 +101,25 @@ def in_layer_us(inputs: Inputs, served: Inputs, flash_attention: FlashAttention3
     neighbours = Neighbours(inputs, WEIGHTS_BYTES)
     found = {}
     for name, cooperative, dependent in LAUNCHES:
-        launch = _ours(inputs, neighbours.latents, cooperative, dependent)
-        found[name] = neighbours.added_us(launch)
+        found[name] = neighbours.added_us(_ours(inputs, neighbours.latents, cooperative, dependent))
+    short, launch = (_ours(pages, neighbours.latents) for pages in (of_one_page(inputs), inputs))
+    found[f"ours, {_BEHIND}"] = neighbours.added_us(launch, short)
     for pages in (served, inputs):
-        flash = flash_attention.prepared(pages, SERVED_SPLITS)
         name = f"FlashAttention 3, pages of {pages.page_tokens}"
-        found[name] = neighbours.added_us(lambda call, pages=pages, flash=flash: flash(pages.part(call)))
+        flash, first = (_flash(cells, flash_attention) for cells in (pages, of_one_page(pages)))
+        found[name] = neighbours.added_us(flash)
+        found[f"{name}, {_BEHIND}"] = neighbours.added_us(flash, first)
     return found
 
 
-def _ours(inputs: Inputs, q_nope: torch.Tensor, cooperative: bool, dependent: bool) -> Callable[[int], torch.Tensor]:
+def _flash(inputs: Inputs, flash_attention: FlashAttention3) -> Callable[[int], torch.Tensor]:
+    launch = flash_attention.prepared(inputs, SERVED_SPLITS)
+    return lambda call: launch(inputs.part(call))
+
+
+def _ours(
+    inputs: Inputs, q_nope: torch.Tensor, cooperative: bool = True, dependent: bool = True
+) -> Callable[[int], torch.Tensor]:
     cell = inputs.cell
     workspace = MlaWorkspace(cell.heads, cell.query_tokens, cell.requests, inputs.q.device, cooperative=cooperative)
     plans = [MlaDecodePlan(workspace, cell.requests) for _ in inputs.block_tables]

@@ -13,6 +13,8 @@ from benchmarks.gpu.workload import random_prompt
 _STREAM = 1_500_000
 HELD = "held_prefix"
 """What a request carries whose prompt `benchmarks.served.held_prefix` shall hold."""
+_HOLD = {"kv_transfer_params": {HELD: True}}
+_NEW_STREAM, _NUM_TURNS = 1_600_000, 3
 
 
 @cache
@@ -26,17 +28,12 @@ def _sessions(request: dict[str, Any]) -> list[list[int]]:
     return [session(index, context_tokens) for index in range(request["num_sessions"])]
 
 
-def fill_sessions(llm: Any, request: dict[str, Any]) -> dict[str, float]:
-    """Compute all histories once, so that they lie in the prefix cache."""
-    return {"elapsed_s": serve_batch(llm, _sessions(request), 1, "fill")["elapsed_s"]}
-
-
 def decode_sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Decode some tokens of the first sessions: milliseconds of a step, and of its graph on the GPU.
 
     Each session answers with one token of its own over and over: tokens that part would wake other experts, and how many
     experts a step reads moves its time by more than an attention kernel does. With `drafts` the same token is what an n-gram
-    drafter proposes, so that every draft is taken. With `held` the connector holds the histories.
+    drafter proposes, so that every draft is taken.
     Steps are those in which every session gets a token. The graph is the model's forward pass; planning, sampling and gaps
     between steps lie outside of it.
     """
@@ -54,8 +51,41 @@ def decode_sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 def _serve(llm: Any, prompts: list[list[int]], request: dict[str, Any], label: str) -> dict[str, float]:
     tokens = request["output_tokens"] * (1 + request.get("drafts", 0))
-    extra = {"kv_transfer_params": {HELD: True}} if request.get("held") else None
-    return serve_batch(llm, prompts, tokens, label, [prompt[0] for prompt in prompts], extra)
+    return serve_batch(llm, prompts, tokens, label, [prompt[0] for prompt in prompts], _HOLD)
+
+
+def returning_turn(llm: Any, request: dict[str, Any]) -> dict[str, float]:
+    """Turns of the first session come back with new tokens, nobody else being there: median milliseconds to the first token.
+
+    `forward_ms` is the time of a turn's forward pass on the GPU, gaps between kernels included, and `taken` how many of the turns'
+    steps had their prefill planned for our kernel, of `forwards`.
+    """
+    new_tokens, label = request["new_tokens"], f"turn{request['round']}n{request['new_tokens']}"
+    history = session(0, request["context_tokens"])
+    if not request["round"]:
+        serve_batch(llm, [history], 1, f"{label}held", extra=_HOLD)
+    timed = all(llm.collective_rpc("start_timing_prefills"))
+    streams = (_NEW_STREAM + 100_000 * request["round"] + 10_000 * turn + new_tokens for turn in range(_NUM_TURNS))
+    turns = [history + random_prompt(stream, new_tokens) for stream in streams]
+    ttft_ms = [serve_batch(llm, [turn], 1, f"{label}-{i}")["elapsed_s"] * 1e3 for i, turn in enumerate(turns)]
+    prefills = llm.collective_rpc("take_prefill_times")[0]
+    found: dict[str, float] = {"ttft_ms": statistics.median(ttft_ms), "taken": prefills["taken"]}
+    if timed and prefills["forward_ms"]:
+        found |= {"forward_ms": statistics.median(prefills["forward_ms"]), "forwards": len(prefills["forward_ms"])}
+    return found
+
+
+def returning_tokens(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Greedy tokens of turns that come back with new tokens, with the best log-probabilities at every position.
+
+    Their histories are held, one after the other, and then all turns come at once.
+    """
+    prompts = _sessions(request)
+    serve_batch(llm, prompts, 1, "return-held", extra=_HOLD)
+    turns = [
+        prompt + random_prompt(_NEW_STREAM - 1 - index, request["new_tokens"]) for index, prompt in enumerate(prompts)
+    ]
+    return {"answers": greedy_answers(llm, turns, request["output_tokens"], request["num_best"])}
 
 
 def route_alike(llm: Any, request: dict[str, Any]) -> dict[str, int]:
@@ -73,6 +103,7 @@ def graph_kernels(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 def session_tokens(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Greedy tokens of the first sessions, with the best log-probabilities at every position."""
+    serve_batch(llm, _sessions(request), 1, "answers-held", extra=_HOLD)
     answers = greedy_answers(llm, _sessions(request), request["output_tokens"], request["num_best"])
     return {"answers": answers}
 
@@ -85,8 +116,9 @@ def who_decodes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 COMMANDS = {
-    "fill_sessions": fill_sessions,
     "decode_sessions": decode_sessions,
+    "returning_turn": returning_turn,
+    "returning_tokens": returning_tokens,
     "route_alike": route_alike,
     "graph_kernels": graph_kernels,
     "session_tokens": session_tokens,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +15,11 @@ from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engin
 from benchmarks.served.answers import compared_answers
 from benchmarks.served.kernel_times import KernelTimesError, in_own_process
 from benchmarks.served.systems import (
+    APPEND,
     CONTROL,
-    LONG,
     MIXED_PROMPT_TOKENS,
     SYSTEMS,
+    decoding,
     draft_tokens,
     drafting,
     entry,
@@ -27,8 +29,6 @@ from benchmarks.served.turns import Cell, in_turns
 
 NUM_BEST = 20
 """Log-probabilities at every position: as many as vLLM gives by default."""
-_IDLE_S = 1.3
-"""After a second without work an engine's processes stop spinning; then they take no core from the one that is measured."""
 _TRACED_TOKENS, _TRACED_REPLAYS = 8, 20
 
 
@@ -42,6 +42,8 @@ class Run:
             "drafts": options.drafts,
             "draft_sessions": options.draft_sessions,
             "contexts": options.contexts,
+            "returning": options.returning,
+            "append": options.append,
             "layers": layers,
             "kernels": options.kernels,
             "engines": {system: {} for system in systems(options)},
@@ -70,15 +72,20 @@ class Run:
             write()
 
     def _parts(self) -> list[Callable[[dict[str, EngineProcess]], None]]:
-        alone = not self._options.no_kernel_times and self._options.device == "cuda"
-        timed = [
+        known, alone = self._options.kernel_times is not None, not self._options.no_kernel_times
+        measured = alone and not known and self._options.device == "cuda"
+        return [
+            *([self._kernel_times] if known else []),
             self._times,
             self._alike_times,
-            self._draft_times,
+            self._returning_times,
             self._long_times,
-            *([self._kernel_times] if alone else []),
+            self._tokens,
+            self._traces,  # a tracer may stay attached to the engines without drafts: nothing is timed on them after it
+            self._draft_times,
+            *([self._kernel_times] if measured else []),
+            self._draft_tokens,
         ]
-        return [*timed, self._traces, self._tokens, self._draft_tokens]
 
     def _who(self, engine: EngineProcess) -> dict[str, Any]:
         drafts = next((drafts for drafts in self._options.drafts if engine.options.system in drafting(drafts)), 0)
@@ -86,10 +93,9 @@ class Run:
         return {"who": engine.run("who_decodes", counts=counts, drafts=drafts)}
 
     def _times(self, running: dict[str, EngineProcess]) -> None:
-        """All session counts of both engines in turns."""
-        counts = self._options.sessions
-        self._fill(running, SYSTEMS, max(counts))
-        self._turns(running, SYSTEMS, "decode", [Cell(str(n), self._sessions(n)) for n in counts])
+        """All session counts of the engines without drafts in turns."""
+        cells = [Cell(str(n), self._sessions(n)) for n in self._options.sessions]
+        self._turns(running, decoding(self._options), "decode", cells)
 
     def _alike_times(self, running: dict[str, EngineProcess]) -> None:
         """The same with the same experts for every token, which leaves attention as the only difference.
@@ -107,15 +113,19 @@ class Run:
         """The same with drafts, all of which are taken."""
         counts = self._options.draft_sessions
         for drafts in self._options.drafts:
-            self._fill(running, drafting(drafts), max(counts))
             cells = [Cell(str(n), {**self._sessions(n), "drafts": drafts}) for n in counts]
             self._turns(running, drafting(drafts), "decode", cells)
 
     def _long_times(self, running: dict[str, EngineProcess]) -> None:
         """One session whose context grows; each context is the beginning of the next."""
-        whole = {"num_sessions": 1, "held": True}
-        cells = [Cell(str(tokens), {**whole, "context_tokens": tokens}) for tokens in self._options.contexts]
-        self._turns(running, LONG, "decode", cells)
+        cells = [Cell(str(n), {"num_sessions": 1, "context_tokens": n}) for n in self._options.contexts]
+        self._turns(running, SYSTEMS, "decode_long", cells)
+
+    def _returning_times(self, running: dict[str, EngineProcess]) -> None:
+        """Turns of the first session that come back with new tokens."""
+        one = {"context_tokens": self._options.context_tokens}
+        cells = [Cell(str(n), {**one, "new_tokens": n}, "returning_turn") for n in self._options.returning]
+        self._turns(running, SYSTEMS, "returning_turns", cells)
 
     def _turns(
         self, running: dict[str, EngineProcess], names: Sequence[str], result: str, cells: Sequence[Cell]
@@ -123,7 +133,7 @@ class Run:
         chosen = {name: running[name] for name in names if name in running}
         if not chosen or not cells:
             return
-        idle_s = _IDLE_S if self._options.device == "cuda" else 0.0
+        idle_s = self._options.idle_seconds if self._options.device == "cuda" else 0.0
         measured = in_turns(
             chosen, cells, self._options.reps, self._options.output_tokens, idle_s=idle_s, deadline=self._deadline
         )
@@ -133,14 +143,8 @@ class Run:
                 self._lost(running, name, found.error)
             self._note(f"{name}: {_short(found.by_cell)}")
 
-    def _fill(self, running: dict[str, EngineProcess], names: Sequence[str], count: int) -> None:
-        def filled(engine: EngineProcess) -> dict[str, Any]:
-            return {"fill_s": engine.run("fill_sessions", **self._sessions(count))["elapsed_s"]}
-
-        self._ask(running, filled, names)
-
     def _traces(self, running: dict[str, EngineProcess]) -> None:
-        """The kernels of the decode graph; last of what is timed, because a tracer may stay attached."""
+        """The kernels of the decode graph."""
         if self._options.no_traces:
             return
         for count in self._options.sessions:
@@ -151,7 +155,7 @@ class Run:
                 known: dict[str, Any] = self.figures["engines"][engine.options.system].get("graphs", {})
                 return {"graphs": {**known, str(count): found}}
 
-            self._ask(running, traced, SYSTEMS)
+            self._ask(running, traced, decoding(self._options))
 
     def _sessions(self, count: int) -> dict[str, int]:
         return {"num_sessions": count, "context_tokens": self._options.context_tokens}
@@ -175,7 +179,9 @@ class Run:
 
     def _tokens(self, running: dict[str, EngineProcess]) -> None:
         for kind in ("tokens", "long_tokens"):
-            self._compare(kind, "stock", self._answers(running, ("stock", "ours", CONTROL), kind))
+            self._compare(kind, "stock", self._answers(running, ("stock", "ours", APPEND, CONTROL), kind))
+        if self._options.returning:
+            self._compare("returning_tokens", "stock", self._answers(running, SYSTEMS, "returning_tokens"))
 
     def _draft_tokens(self, running: dict[str, EngineProcess]) -> None:
         """With drafts, of which random weights take few: what was drafted and not taken must leave no trace.
@@ -196,7 +202,9 @@ class Run:
             request |= {"num_requests": options.token_requests, "max_prompt_tokens": MIXED_PROMPT_TOKENS}
         else:
             request |= self._sessions(min(4, max(options.sessions)))
-        command = {"tokens": "tokens", "long_tokens": "session_tokens"}[kind]
+        if kind == "returning_tokens":
+            request["new_tokens"] = max(options.returning)
+        command = {"long_tokens": "session_tokens"}.get(kind, kind)
         for name in names:
             if name in running and (name, kind) not in self._known:
                 try:
@@ -211,9 +219,13 @@ class Run:
             self.figures[result] = {name: compared_answers(own, other) for name, other in answers.items()}
 
     def _kernel_times(self, _: dict[str, EngineProcess]) -> None:
+        known = self._options.kernel_times
         try:
-            self.figures["kernels_us"] = in_own_process(self._options.context_tokens, self._options.sessions)
-        except KernelTimesError as error:
+            if known is not None:
+                self.figures["kernels_us"] = json.loads(Path(known).read_text())
+            else:
+                self.figures["kernels_us"] = in_own_process(self._options.context_tokens, self._options.sessions)
+        except (KernelTimesError, OSError, ValueError) as error:
             self.figures["kernels_error"] = str(error)[:300]
             self._note(self.figures["kernels_error"])
 

@@ -14,10 +14,11 @@ from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess
 
 @dataclass(frozen=True)
 class Cell:
-    """What is decoded; `name` is its key among the figures."""
+    """What is asked; `name` is its key among the figures."""
 
     name: str
     request: dict[str, Any]
+    command: str = "decode_sessions"
 
 
 @dataclass
@@ -37,14 +38,14 @@ def in_turns(
     idle_s: float,
     deadline: float,
 ) -> dict[str, Measured]:
-    """Decode all cells on all engines, rep by rep.
+    """Ask all cells of all engines, rep by rep.
 
     The order of the engines turns round with each rep, and the first rep only warms up. No rep is begun past the deadline,
     but two are always made, so that there are figures.
 
     Args:
         running: the engines.
-        cells: what each of them decodes.
+        cells: what each of them is asked.
         num_reps: reps that count.
         output_tokens: decode steps of a cell.
         idle_s: pause before an engine's turn.
@@ -60,7 +61,7 @@ def in_turns(
             time.sleep(idle_s)
             for cell in cells:
                 try:
-                    found = running[name].run("decode_sessions", round=rep, output_tokens=output_tokens, **cell.request)
+                    found = running[name].run(cell.command, round=rep, output_tokens=output_tokens, **cell.request)
                 except EngineFailedError as error:
                     measured[name].error = str(error)
                     break

@@ -13,7 +13,7 @@ vary_dummy_weights()
 
 
 class Timed:
-    """Times the replays of decode graphs on the GPU, and tells who decodes."""
+    """Times the replays of decode graphs and the forward passes of prefills on the GPU, and tells who decodes."""
 
     def start_timing_graphs(self) -> bool:
         """From now on the device time of every replay of a whole graph is kept; False where the runner replays none."""
@@ -47,6 +47,67 @@ class Timed:
         taken = [(tokens, start.elapsed_time(end)) for tokens, start, end in self.graph_events]
         self.graph_events = []
         return taken
+
+    def start_timing_prefills(self) -> bool:
+        """From now on the device time of forward passes that replay no whole graph is kept; False where there is no GPU.
+
+        Prefills that are planned for our kernel are counted, too.
+        """
+        import torch
+
+        self.prefill_events: list[tuple[Any, Any]] = []
+        self.prefills_taken = 0
+        if not hasattr(self, "prefill_hooks"):
+            model = self.model_runner.model  # type: ignore[attr-defined]
+            self.prefill_hooks = [] if not torch.cuda.is_available() else self._hooks(model)
+            manager = getattr(self.model_runner, "cudagraph_manager", None)  # type: ignore[attr-defined]
+            if self.prefill_hooks and hasattr(manager, "run_pw_graph"):
+                manager.run_pw_graph = self._timing_pieces(manager.run_pw_graph)
+            for steps in (found for b in self._builders() if (found := getattr(b, "_prefills", None)) is not None):
+                steps.step = self._counting(steps.step)
+        return bool(self.prefill_hooks)
+
+    def _hooks(self, model: Any) -> list[Any]:
+        import torch
+
+        def begin(*_: Any) -> None:
+            self.prefill_events.append((_recorded(torch), None))
+
+        def end(*_: Any) -> None:
+            self.prefill_events[-1] = (self.prefill_events[-1][0], _recorded(torch))
+
+        return [model.register_forward_pre_hook(begin), model.register_forward_hook(end)]
+
+    def _timing_pieces(self, original: Any) -> Any:
+        """Of forward passes in graph pieces; where they call the model its hooks have the time already."""
+        import torch
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            known, start = len(self.prefill_events), _recorded(torch)
+            result = original(*arguments, **named)
+            if len(self.prefill_events) == known:
+                self.prefill_events.append((start, _recorded(torch)))
+            return result
+
+        return timed
+
+    def _counting(self, original: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            step = original(*arguments)
+            self.prefills_taken += step is not None
+            return step
+
+        return counted
+
+    def take_prefill_times(self) -> dict[str, Any]:
+        """Milliseconds of each forward pass since `start_timing_prefills`, and how many prefills our kernel got."""
+        import torch
+
+        if self.prefill_events:
+            torch.cuda.synchronize()
+        forward_ms = [start.elapsed_time(end) for start, end in self.prefill_events if end is not None]
+        self.prefill_events = []
+        return {"forward_ms": forward_ms, "taken": self.prefills_taken}
 
     def route_alike(self, alike: bool) -> int:
         """Let the routers choose the same experts for every token, or as their weights say; return how many routers there are.
@@ -91,18 +152,30 @@ class Timed:
             return found | {"kernels_error": str(error)[:300]}
 
     def who_decodes(self, counts: tuple[int, ...], query_tokens: int = 1) -> dict[str, Any]:
-        """Backend of the attention layers, tokens of a page, and what of its choice our backend says for each batch size."""
+        """Backend of the attention layers, tokens of a page, what of its choice our backend says for each batch size, and how
+        many layers write new tokens with a kernel of ours.
+        """
         layers = self.vllm_config.compilation_config.static_forward_context  # type: ignore[attr-defined]
         backends = {".".join(layer.get_attn_backend().full_cls_name()) for layer in layers.values() if _attends(layer)}
-        groups = getattr(self.model_runner, "attn_groups", [])  # type: ignore[attr-defined]
-        builders = [group.get_metadata_builder(0) for groups_of_cache in groups for group in groups_of_cache]
+        builders, model = self._builders(), self.model_runner.model  # type: ignore[attr-defined]
         steps = next((found for b in builders if (found := getattr(b, "_steps", None)) is not None), None)
         verdicts = {str(n): steps.share.verdict(query_tokens, n) for n in counts} if steps is not None else {}
         return {
             "backends": sorted(backends),
             "page_tokens": [getattr(b, "page_size", None) for b in builders],
             "choices": {n: {"taken": v.taken, "reason": v.reason} for n, v in verdicts.items()},
+            "appending_layers": sum(bool(getattr(module, "appends", False)) for module in model.modules()),
         }
+
+    def _builders(self) -> list[Any]:
+        groups = getattr(self.model_runner, "attn_groups", [])  # type: ignore[attr-defined]
+        return [group.get_metadata_builder(0) for groups_of_cache in groups for group in groups_of_cache]
+
+
+def _recorded(torch: Any) -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _attends(layer: Any) -> bool:

@@ -46,10 +46,11 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             self.workspace = workspace
 
         def update(self, seq_lens: torch.Tensor, table: torch.Tensor, page_tokens: int) -> None:
-            self.table = table
+            self.table, self.longest = table, int(seq_lens.max())
 
     def decode(q_nope: torch.Tensor, q_rope: torch.Tensor, cache: Any, plan: Plan, scale: float, **launch: bool) -> Any:
-        calls.append(("ours", plan.workspace["cooperative"], launch["dependent_launch"], plan.table.tolist()))
+        ways = (plan.workspace["cooperative"], launch["dependent_launch"])
+        calls.append(("ours", *ways, plan.table.tolist(), plan.longest))
         assert (q_nope.shape, q_rope.shape) == ((REQUESTS, HEADS, 512), (REQUESTS, HEADS, 64))
         return torch.ones(REQUESTS, HEADS, 512, dtype=torch.bfloat16), None
 
@@ -69,7 +70,7 @@ class Flash:
 
     def prepared(self, pages: Any, splits: int) -> Callable[[int], torch.Tensor]:
         def launch(part: int) -> torch.Tensor:
-            self.calls.append(("flash", pages.page_tokens, splits, part))
+            self.calls.append(("flash", pages.page_tokens, splits, part, int(pages.seq_lens.max())))
             return torch.ones(REQUESTS, HEADS, 512, dtype=torch.bfloat16)
 
         return launch
@@ -79,11 +80,17 @@ def test_each_way_to_launch_is_timed_without_its_neighbours(called: list[tuple[A
     wide, served = in_layer.in_order(inputs(64)), in_layer.in_order(inputs(16))
     found: Any = in_layer.in_layer_us(wide, served, Flash(called))  # type: ignore[arg-type]
     assert found == dict.fromkeys(found, 3.0)
-    assert list(found)[-2:] == ["FlashAttention 3, pages of 16", "FlashAttention 3, pages of 64"]
-    ways = [(cooperative, dependent) for _, cooperative, dependent in in_layer.LAUNCHES]
-    assert [call[1:3] for call in called if call[0] == "ours"] == ways
+    behind = " behind a call on one page"
+    flash = [f"FlashAttention 3, pages of {tokens}{more}" for tokens in (16, 64) for more in ("", f",{behind}")]
+    assert list(found) == [name for name, *_ in in_layer.LAUNCHES] + [f"ours,{behind}", *flash]
+    ways = [(cooperative, dependent, CONTEXT) for _, cooperative, dependent in in_layer.LAUNCHES]
+    # Behind a call on one page: that and the call itself, then that alone.
+    primed = [(True, True, longest) for longest in (64, CONTEXT, 64)]
+    assert [(*call[1:3], call[4]) for call in called if call[0] == "ours"] == [*ways, *primed]
     assert all(call[3] == [[7, 8], [9, 10]] for call in called if call[0] == "ours")
-    assert [call for call in called if call[0] == "flash"] == [("flash", 16, 32, 1), ("flash", 64, 32, 1)]
+    assert [call[1:] for call in called if call[0] == "flash"] == [
+        (tokens, 32, 1, longest) for tokens in (16, 64) for longest in (CONTEXT, tokens, CONTEXT, tokens)
+    ]
 
 
 def test_the_products_are_those_of_a_layer() -> None:

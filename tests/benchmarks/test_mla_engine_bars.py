@@ -148,8 +148,8 @@ def with_contexts(last_ms: float, bandwidth: float | None = 4e12) -> dict[str, A
     found = figures(contexts=[1 << 20, 128 << 10])
     stock = {str(128 << 10): 1.2, str(1 << 20): 4.0}
     ours = {str(128 << 10): 1.1, str(1 << 20): last_ms}
-    for system, times in (("stock-long", stock), ("ours-long", ours)):
-        found["engines"][system] = {"decode": {k: {"graph_ms": v, "step_ms": v + 0.5} for k, v in times.items()}}
+    for system, times in (("stock", stock), ("ours", ours)):
+        found["engines"][system]["decode_long"] = {k: {"graph_ms": v, "step_ms": v + 0.5} for k, v in times.items()}
     if bandwidth:
         found["kernels_us"]["1"] |= {"bytes_per_s": bandwidth}
     return found
@@ -171,5 +171,42 @@ def test_a_floor_needs_the_bandwidth_and_both_ends() -> None:
     unknown |= {"kernels_us": {}, "kernels_error": "no nvcc"}
     assert sum("bandwidth was not measured: no nvcc" in line for line in missed(unknown)) == 2
     short = with_contexts(3.3)
-    del short["engines"]["ours-long"]["decode"][str(1 << 20)]
+    del short["engines"]["ours"]["decode_long"][str(1 << 20)]
     assert sum("replayed no decode graph of a context of 1048576 tokens" in line for line in missed(short)) == 3
+
+
+def with_append(graph_ms: float, margin: float = 0.0) -> dict[str, Any]:
+    found = figures(append="triton")
+    graphs = {"1": graph_ms, "4": 0.95, "16": 4.0}
+    found["engines"]["ours-append"] = {"decode": {count: {"graph_ms": ms} for count, ms in graphs.items()}}
+    found["tokens"] = {"ours": EQUAL, "ours-append": {**EQUAL, "mismatches": [{"request": 1, "margin": margin}]}}
+    return found
+
+
+def test_a_fused_append_may_not_make_a_step_longer_than_ours_without_it() -> None:
+    assert missed(with_append(0.5)) == []
+    assert "1 session, append fused: time of the decode graph, over ours without: 1.02" in missed(with_append(0.53))[0]
+    lines = missed(with_append(0.5, margin=0.2))
+    assert len(lines) == 1
+    assert "tokens, append fused: log-probability between stock's and ours where answers part: 0.2" in lines[0]
+    dead = with_append(0.5)
+    dead["engines"]["ours-append"] = {"error": "no Triton"}
+    del dead["tokens"]["ours-append"]
+    assert len(missed(dead)) == 4
+    assert all("no Triton" in line for line in missed(dead))
+
+
+def with_turns(ours_ms: float) -> dict[str, Any]:
+    found = figures(returning=[512], returning_tokens={"ours": EQUAL})
+    for system, forward_ms in (("stock", 20.0), ("ours", ours_ms)):
+        found["engines"][system]["returning_turns"] = {"512": {"forward_ms": forward_ms, "ttft_ms": 30.0}}
+    return found
+
+
+def test_a_turn_that_comes_back_may_not_take_longer() -> None:
+    assert missed(with_turns(14.0)) == []
+    assert "a turn of 512 new tokens: its forward pass, ours over stock: 1.05" in missed(with_turns(21.0))[0]
+    untimed = with_turns(14.0)
+    untimed["engines"]["stock"]["returning_turns"] = {"512": {"ttft_ms": 30.0}}
+    assert "stock timed no forward pass of a turn of 512 new tokens" in missed(untimed)[0]
+    assert "the answers were not compared" in missed(with_turns(14.0) | {"returning_tokens": {}})[0]

@@ -32,9 +32,10 @@ class Engine:
 
     def graph_ms(self, num_sessions: int, context_tokens: int, drafts: int = 0, **_: Any) -> float:
         kind = self.options.system.partition("-")[0]
-        if self.options.system.endswith("long"):
+        if context_tokens > 100_000:
             return 0.7 + context_tokens * {"stock": 2.5e-6, "ours": 2.3e-6}[kind]
-        return GRAPH_MS[kind][num_sessions] * (1 + drafts / 10) - 0.01 * self.alike
+        saved = 0.01 * self.alike + 0.02 * self.options.system.endswith("append")
+        return GRAPH_MS[kind][num_sessions] * (1 + drafts / 10) - saved
 
     def run(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.commands.append(command)
@@ -43,13 +44,17 @@ class Engine:
         if command == "who_decodes":
             taken = {str(n): {"taken": True, "reason": "faster"} for n in arguments["counts"]}
             return {"backends": [], "page_tokens": [64], "choices": taken if self.options.system == "ours" else {}}
-        if command == "fill_sessions":
-            return {"elapsed_s": 1.0}
+        if command == "returning_turn":
+            taken = self.options.system == "ours" and arguments["round"] > 0
+            return {"ttft_ms": 30.0, "forward_ms": 20.0 - 5 * (self.options.system == "ours"), "taken": taken}
         if command == "route_alike":
             self.alike = arguments["alike"]
             return {"routers": 7}
         if command == "graph_kernels":
-            return {"replay_ms": 0.5, "kernels": [{"name": "decode_kernel", "calls": 8.0, "us": 216.0}]}
+            return {
+                "replay_ms": 0.5,
+                "kernels": [{"name": "decode_kernel", "calls": 8.0, "us": 216.0, "added_us": 200.0}],
+            }
         if command == "decode_sessions":
             milliseconds = self.graph_ms(**arguments)
             return {"step_ms": milliseconds + 1, "graph_ms": milliseconds, "num_replays": 60}
@@ -92,12 +97,12 @@ def missed(figures: dict[str, Any]) -> list[str]:
     return [bar["claim"] for bar in figures["bars"] if not bar["met"]]
 
 
-def test_both_engines_are_filled_measured_and_compared(stage: dict[str, Any], tmp_path: Path) -> None:
+def test_both_engines_are_measured_and_compared(stage: dict[str, Any], tmp_path: Path) -> None:
     code, figures = benchmark(tmp_path)
     assert (code, missed(figures)) == (0, [])
     decoded = ["decode_sessions"] * 9
-    timed = [*decoded, "route_alike", *decoded, "route_alike", *["graph_kernels"] * 3]
-    expected = ["who_decodes", "fill_sessions", *timed, "tokens", "session_tokens"]
+    timed = [*decoded, "route_alike", *decoded, "route_alike"]
+    expected = ["who_decodes", *timed, "tokens", "session_tokens", *["graph_kernels"] * 3]
     assert {system: engine.commands for system, engine in stage["engines"].items()} == {
         "stock": expected,
         "ours": expected,
@@ -120,7 +125,7 @@ def test_the_engines_differ_in_what_is_compared_alone(stage: dict[str, Any], tmp
     assert len({engine.options.kv_cache_bytes for engine in stage["engines"].values()}) == 1
 
 
-@pytest.mark.parametrize("command", ["start", "fill_sessions", "decode_sessions"])
+@pytest.mark.parametrize("command", ["start", "who_decodes", "decode_sessions"])
 def test_an_engine_that_fails_leaves_its_bars_unmet(stage: dict[str, Any], tmp_path: Path, command: str) -> None:
     stage["broken"] = {"ours": command}
     code, figures = benchmark(tmp_path)
@@ -140,7 +145,7 @@ def test_drafts_have_a_pair_of_engines_each_and_their_answers_are_compared(
 ) -> None:
     code, figures = benchmark(tmp_path, "--drafts", "1", "3", "--no-control")
     assert (code, missed(figures)) == (0, [])
-    expected = ["who_decodes", "fill_sessions", *["decode_sessions"] * 6, "tokens"]
+    expected = ["who_decodes", *["decode_sessions"] * 6, "tokens"]
     for drafts in (1, 3):
         pair = [stage["engines"][f"{system}-drafts{drafts}"] for system in ("stock", "ours")]
         assert [engine.commands for engine in pair] == [expected, expected]
@@ -156,13 +161,52 @@ def test_drafts_have_a_pair_of_engines_each_and_their_answers_are_compared(
 def test_a_context_that_grows_is_held_and_not_computed(stage: dict[str, Any], tmp_path: Path) -> None:
     code, figures = benchmark(tmp_path, "--contexts", "128K", "1M", "--no-control")
     assert (code, missed(figures)) == (0, [])
-    pair = [stage["engines"][f"{system}-long"] for system in ("stock", "ours")]
-    assert [engine.commands for engine in pair] == [["who_decodes", *["decode_sessions"] * 6]] * 2
+    pair = [stage["engines"][system] for system in ("stock", "ours")]
+    assert set(stage["engines"]) == {"stock", "ours"}
     settings = [engine.options.llm_settings for engine in pair]
     assert settings[0]["kv_transfer_config"] == settings[1]["kv_transfer_config"]
+    assert settings[0]["kv_transfer_config"]["kv_connector"] == "HeldPrefix"
     assert settings[0]["hf_overrides"]["max_position_embeddings"] >= pair[0].options.max_model_tokens > 1 << 20
     assert pair[0].options.kv_cache_bytes > (1 << 20) * 1152 * figures["layers"]
-    assert set(figures["engines"]["ours-long"]["decode"]) == {str(128 << 10), str(1 << 20)}
+    assert set(figures["engines"]["ours"]["decode_long"]) == {str(128 << 10), str(1 << 20)}
+
+
+def test_turns_that_come_back_are_timed_and_their_answers_compared(stage: dict[str, Any], tmp_path: Path) -> None:
+    code, figures = benchmark(tmp_path, "--returning", "256", "1K", "--no-control")
+    assert (code, missed(figures)) == (0, [])
+    found = {system: figures["engines"][system]["returning_turns"] for system in ("stock", "ours")}
+    assert found["ours"]["1024"]["forward_ms"] == 15.0
+    assert [found[system]["256"]["taken"] for system in ("stock", "ours")] == [0, 1]
+    assert stage["engines"]["ours"].commands.count("returning_turn") == 6
+    assert stage["engines"]["ours"].commands.count("returning_tokens") == 1
+    assert set(figures["returning_tokens"]) == {"ours"}
+    settings = stage["engines"]["stock"].options.llm_settings
+    assert settings["compilation_config"] == {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 256]}
+
+
+def test_an_engine_more_fuses_the_append(stage: dict[str, Any], tmp_path: Path) -> None:
+    code, figures = benchmark(tmp_path, "--append", "triton", "--no-control", "--idle-seconds", "0")
+    assert (code, missed(figures)) == (0, [])
+    settings = {system: engine.options.llm_settings for system, engine in stage["engines"].items()}
+    assert settings["ours-append"]["additional_config"] == {"tokenspeed": {"kernels": "append=triton"}}
+    assert figures["engines"]["ours-append"]["decode"]["1"]["graph_ms"] == pytest.approx(0.5)
+    assert set(figures["tokens"]) == {"ours", "ours-append"}
+    benchmark(tmp_path, "--append", "triton", "--no-control", "--kernels", "mla=cuda_sm90")
+    named = stage["engines"]["ours-append"].options.llm_settings["additional_config"]
+    assert named == {"tokenspeed": {"kernels": "mla=cuda_sm90,append=triton"}}
+
+
+def test_kernel_times_of_a_run_before_are_not_measured_again(
+    stage: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tmp_path / "known.json"
+    known.write_text(json.dumps(run_module.in_own_process(65536, [1, 4, 16])))
+    for module in (run_module, mla_engines):
+        monkeypatch.setattr(module, "in_own_process", lambda *_: pytest.fail("measured again"))
+    code, figures = benchmark(tmp_path, "--kernel-times", str(known))
+    assert (code, figures["kernels_us"]) == (0, json.loads(known.read_text()))
+    code, figures = benchmark(tmp_path, "--kernel-times", str(tmp_path / "none.json"))
+    assert (code, "none.json" in figures["kernels_error"]) == (1, True)
 
 
 @pytest.mark.parametrize("text", ["0", "x", "1.5M", "K"])
@@ -203,22 +247,24 @@ def test_reps_turn_the_order_round_and_end_with_the_time(stage: dict[str, Any]) 
 
 
 def test_a_trace_is_summed_by_kernel() -> None:
-    def event(name: str, device: str, us: float) -> Any:
-        span = SimpleNamespace(elapsed_us=lambda: us)
+    def event(name: str, device: str, start: float, end: float) -> Any:
+        span = SimpleNamespace(start=start, end=end)
         return SimpleNamespace(name=name, device_type=SimpleNamespace(name=device), time_range=span)
 
-    events = [event("a", "CUDA", 3.0), event("b", "CUDA", 9.0), event("launch", "CPU", 50.0), event("a", "CUDA", 5.0)]
+    # b starts 1 us after the first a, the second a before b has ended.
+    events = [event("b", "CUDA", 14.0, 23.0), event("launch", "CPU", 0.0, 50.0)]
+    events += [event("a", "CUDA", 20.0, 25.0), event("a", "CUDA", 10.0, 13.0)]
     assert traces.kernel_times(events, 2) == [
-        {"name": "b", "calls": 0.5, "us": 4.5},
-        {"name": "a", "calls": 1.0, "us": 4.0},
+        {"name": "b", "calls": 0.5, "us": 4.5, "added_us": 5.0},
+        {"name": "a", "calls": 1.0, "us": 4.0, "added_us": 2.5},
     ]
     with pytest.raises(RuntimeError, match="saw no kernel"):
-        traces.kernel_times(events[2:3], 2)
+        traces.kernel_times(events[1:2], 2)
 
 
 def test_kernels_of_both_engines_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    flash = {"replay_ms": 1.9, "kernels": [{"name": "flash", "calls": 8.0, "us": 640.0}]}
-    own = {"replay_ms": 1.8, "kernels": [{"name": "decode", "calls": 8.0, "us": 600.0}]}
+    flash = {"replay_ms": 1.9, "kernels": [{"name": "flash", "calls": 8.0, "us": 660.0, "added_us": 640.0}]}
+    own = {"replay_ms": 1.8, "kernels": [{"name": "decode", "calls": 8.0, "us": 600.0, "added_us": 600.0}]}
     engines = {"stock": {"graphs": {"4": flash}}, "ours": {"graphs": {"4": own}}}
     tables.print_kernels({"engines": engines}, 4)
     text = capsys.readouterr().out
