@@ -71,6 +71,15 @@ def _append_bars(figures: dict[str, Any]) -> list[Bar]:
             )
             for n in figures["sessions"]
         ),
+        *(
+            Bar(
+                f"a turn of {n} new tokens, append fused: its forward pass, over ours without",
+                "<=",
+                LARGEST_RATIO,
+                partial(_ratio, figures, n, (OURS, APPEND), "returning_turns"),
+            )
+            for n in figures.get("returning", ())
+        ),
         *_token_bars(figures, "tokens", (STOCK, APPEND), CONTROL),
     ]
 

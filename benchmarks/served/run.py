@@ -122,10 +122,12 @@ class Run:
         self._turns(running, SYSTEMS, "decode_long", cells)
 
     def _returning_times(self, running: dict[str, EngineProcess]) -> None:
-        """Turns of the first session that come back with new tokens."""
+        """Turns of the first session that come back with new tokens, with the append fused, too: outside of whole graphs it costs
+        an operation more of the host.
+        """
         one = {"context_tokens": self._options.context_tokens}
         cells = [Cell(str(n), {**one, "new_tokens": n}, "returning_turn") for n in self._options.returning]
-        self._turns(running, SYSTEMS, "returning_turns", cells)
+        self._turns(running, decoding(self._options), "returning_turns", cells)
 
     def _turns(
         self, running: dict[str, EngineProcess], names: Sequence[str], result: str, cells: Sequence[Cell]

@@ -57,8 +57,10 @@ def entry(system: str, options: argparse.Namespace, model_folder: Path, layers: 
     longest = max((session, *options.contexts)) if system in SYSTEMS else session
     longest += options.output_tokens * (1 + max(options.drafts, default=0)) + _SPARE_TOKENS
     tokens = max(counts) * (session + 2 * _SPARE_TOKENS) + 640 * options.token_requests
+    if system in (*SYSTEMS, APPEND):
+        tokens += _TURNS * new_tokens * (options.reps + 1) * len(options.returning)
     if system in SYSTEMS:
-        tokens += max(options.contexts, default=0) + _TURNS * new_tokens * (options.reps + 1) * len(options.returning)
+        tokens += max(options.contexts, default=0)
     return EngineOptions(
         system,
         str(model_folder),

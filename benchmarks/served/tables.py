@@ -57,21 +57,15 @@ def print_decode(
 
 def print_returning(figures: dict[str, Any]) -> None:
     """Turns that come back, by their new tokens."""
-    rows = []
+    rows, systems = [], (*SYSTEMS, *([APPEND] if figures["append"] else []))
     for new_tokens in figures["returning"]:
-        engines = [figures["engines"][system] for system in SYSTEMS]
+        engines = [figures["engines"][system] for system in systems]
         turns = [engine.get("returning_turns", {}).get(str(new_tokens), {}) for engine in engines]
         numbers = [_number(found, key) for key in ("forward_ms", "ttft_ms") for found in turns]
         rows.append((str(new_tokens), *numbers, f"{turns[1].get('taken', 0):g} of {turns[1].get('forwards', 0):g}"))
     if rows:
-        columns = (
-            "new tokens",
-            "forward ms, stock",
-            "ours",
-            "first token ms, stock",
-            "ours",
-            "forward passes with our prefill",
-        )
+        numbers_of = (f"{what} ms, {system}" for what in ("forward", "first token") for system in systems)
+        columns = ("new tokens", *numbers_of, "forward passes with our prefill")
         print_table(f"Turns that come back to {figures['context_tokens']} tokens", columns, rows)
 
 

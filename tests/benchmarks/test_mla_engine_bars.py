@@ -189,6 +189,11 @@ def test_a_fused_append_may_not_make_a_step_longer_than_ours_without_it() -> Non
     lines = missed(with_append(0.5, margin=0.2))
     assert len(lines) == 1
     assert "tokens, append fused: log-probability between stock's and ours where answers part: 0.2" in lines[0]
+    turns = with_append(0.5) | {"returning": [512], "returning_tokens": {"ours": EQUAL}}
+    for system, forward_ms in (("stock", 20.0), ("ours", 15.0), ("ours-append", 16.0)):
+        turns["engines"][system]["returning_turns"] = {"512": {"forward_ms": forward_ms}}
+    claim = "a turn of 512 new tokens, append fused: its forward pass, over ours without: 1.07"
+    assert [line for line in missed(turns) if claim in line] == missed(turns) != []
     dead = with_append(0.5)
     dead["engines"]["ours-append"] = {"error": "no Triton"}
     del dead["tokens"]["ours-append"]
