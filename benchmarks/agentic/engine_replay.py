@@ -21,14 +21,17 @@ FIRST_TOKEN, NUM_TOKEN_KINDS = 300, 7800  # of the benchmark's tokenizer: past s
 
 
 class EngineReplay:
-    """Sessions on one engine, until the time is over."""
+    """Sessions on one engine, until the time is over; `extra_args` are what every turn asks for, as of `request_of`."""
 
-    def __init__(self, core: Any, sessions: tuple[Session, ...], label: str) -> None:
+    def __init__(
+        self, core: Any, sessions: tuple[Session, ...], label: str, extra_args: dict[str, Any] | None = None
+    ) -> None:
         self.records: list[TurnRecord] = []
         self.steps: list[tuple[float, int, int]] = []
         """Of every step: when its tokens came, how many requests got one, and for how many it was the first."""
         self._core = core
         self._label = label
+        self._extra_args = extra_args
         self._sessions = sessions
         self._begin_s = time.perf_counter()
         self._due: list[tuple[float, int, Session, int]] = []
@@ -70,7 +73,7 @@ class EngineReplay:
             request_id = f"{self._label}/{session.name}/{number}"
             record = TurnRecord(session.name, number, self._now_s(), -1.0, -1.0, len(prompt), 0)
             self._live[request_id] = record, session
-            self._core.add_request(request_of(request_id, prompt, turn.output_tokens))
+            self._core.add_request(request_of(request_id, prompt, turn.output_tokens, self._extra_args))
 
     def _take_outputs(self) -> None:
         outputs = self._core.get_output().outputs
@@ -161,14 +164,15 @@ def sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Play the trace of `request` in its shape; return a record per turn, and when each step's tokens came.
 
     `limits` are what stock's scheduler is to keep to, as of `StockLimits`, once the cache is filled within `fill_limits`;
-    None leaves a scheduler as it is.
+    None leaves a scheduler as it is. `rate` is what every turn asks for, in tokens/s; without it they say nothing.
     """
     core, label = llm.llm_engine.engine_core, request["label"]
     begin_s = time.perf_counter()
     _limit(core, f"{label}-fill-limits", request["fill_limits"])
     was_emptied = forget_prefixes(core)
     trace = open_trace(request["trace"], Shape(**request["shape"]))
-    replay = EngineReplay(core, trace.sessions, label)
+    asked = {"target_tps_per_user": request["rate"]} if request.get("rate") else None
+    replay = EngineReplay(core, trace.sessions, label, asked)
     replay.fill_cache()
     _limit(core, f"{label}-limits", request["limits"])
     fill_s = time.perf_counter() - begin_s

@@ -39,8 +39,8 @@ _LEAST_FILL_S, _CLOSING_S = 4.0, 6.0
 class EngineRun:
     """A run with its deadline: the most telling figures first, and everything is written as it comes.
 
-    Ours and untuned stock come first, under the first load, then steps of known shapes, one session alone, two tries of
-    stock's limits, the other loads, and more tries.
+    Ours and untuned stock come first, under the first load, then ours with more rates that requests ask for, steps of known shapes, one
+    session alone, two tries of stock's limits, the other loads, and more tries.
     """
 
     def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
@@ -55,7 +55,8 @@ class EngineRun:
         self._deadline = time.monotonic() + options.total_seconds
         self._fill_s = _LEAST_FILL_S
         most = StockLimits(options.stock_seqs, max(options.most_budget, options.stock_seqs))
-        self._search = StockSearch(options.target, most, options.budget)
+        begin = StockLimits(*options.first_limits) if options.first_limits else most
+        self._search = StockSearch(options.target, most, options.budget, begin)
 
     def run(self, folder: Path) -> None:
         """Build both engines and measure. Raises TraceError at once for a trace that is not there."""
@@ -92,8 +93,8 @@ class EngineRun:
     def _phases(self, running: dict[str, EngineProcess]) -> list[Callable[[], None]]:
         first, *others = self._options.loads
 
-        def ours(load: int) -> Callable[[], None]:
-            return lambda: self._play("ours", running["ours"], load)
+        def ours(load: int, rate: float = 0.0) -> Callable[[], None]:
+            return lambda: self._play("ours", running["ours"], load, rate=rate)
 
         def stock(load: int) -> Callable[[], None]:
             return lambda: self._play("stock", running["stock"], load, self._search.best())
@@ -103,7 +104,8 @@ class EngineRun:
             if limits is not None:
                 self._play("stock", running["stock"], first, limits)
 
-        phases = [ours(first), tune]
+        rate, *rates = self._options.rates
+        phases = [ours(first, rate), tune, *(ours(first, rate) for rate in rates)]
         phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running)]
         phases += [lambda: self._measure_alone(running), tune, tune]
         for load in others:
@@ -181,14 +183,17 @@ class EngineRun:
         except (ValueError, ArithmeticError, LookupError) as error:
             self.shapes["not_fitted"] = f"{type(error).__name__}: {error}"
 
-    def _play(self, system: str, engine: EngineProcess, load: int, limits: StockLimits | None = None) -> None:
+    def _play(
+        self, system: str, engine: EngineProcess, load: int, limits: StockLimits | None = None, rate: float = 0.0
+    ) -> None:
         options = self._options
         tuning = f" seqs {limits.max_num_seqs} tokens {limits.budget_tokens}" if limits else ""
-        name = f"{system}{tuning}, {load} sessions"
+        name = f"{system}{tuning}{f' asked for {rate:g}' if rate else ''}, {load} sessions"
         if not self._has_time(options.seconds + self._fill_s, name):
             return
         shape = shape_of(options, load, ramp_s=min(3.0, options.warm / 2))
-        label = point_label(system, load, asdict(limits) if limits else {})
+        facts = {"system": system, "num_sessions": load, "asked_tps": rate, **(asdict(limits) if limits else {})}
+        label = point_label(facts)
         wanted = {"trace": options.trace, "shape": asdict(shape), "label": label, "seconds": options.seconds}
         try:
             answer = self._ask(
@@ -196,13 +201,14 @@ class EngineRun:
                 "sessions",
                 limits=asdict(limits) if limits else None,
                 fill_limits=asdict(self._search.most) if limits else None,
+                rate=rate,
                 **wanted,
             )
         except EngineFailedError as error:
             self.figures[name] = {"error": str(error)}
             print(f"error: {error}", file=sys.stderr, flush=True)
             return
-        found = self._take_in(system, load, limits, label, answer)
+        found = self._take_in(facts, label, answer)
         self.figures[name] = found
         if limits and load == options.loads[0]:
             self._search.note(limits, found)
@@ -214,15 +220,12 @@ class EngineRun:
             flush=True,
         )
 
-    def _take_in(
-        self, system: str, load: int, limits: StockLimits | None, label: str, answer: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _take_in(self, facts: dict[str, Any], label: str, answer: dict[str, Any]) -> dict[str, Any]:
         """Write a point's turns and return its figures."""
         options = self._options
         records = msgspec.convert(answer["records"], list[TurnRecord])
         window = Window(options.warm, options.seconds)
-        self._seen.setdefault(system, SessionsSeen(answer["steps"], records, window))
-        facts = {"system": system, "num_sessions": load, **(asdict(limits) if limits else {})}
+        self._seen.setdefault(facts["system"], SessionsSeen(answer["steps"], records, window))
         if options.out is not None:
             run = {**facts, "target_tps": options.target, "num_gpus": 1, "window": asdict(window)}
             write_records(options.out / f"{label}.jsonl", run, records)
@@ -236,11 +239,12 @@ class EngineRun:
         }
 
 
-def point_label(system: str, load: int, limits: dict[str, Any]) -> str:
-    """Return the name of a point's files; `limits` are stock's, if any."""
-    return f"{system}{load}" + (
-        f"-{limits['max_num_seqs']}-{limits['budget_tokens']}" if "budget_tokens" in limits else ""
-    )
+def point_label(point: dict[str, Any]) -> str:
+    """Return the name of a point's files, from its figures."""
+    label = f"{point['system']}{point['num_sessions']}"
+    if point["system"] == "stock" and "budget_tokens" in point:
+        label += f"-{point['max_num_seqs']}-{point['budget_tokens']}"
+    return label + (f"-asked{point['asked_tps']:g}" if point.get("asked_tps") else "")
 
 
 def _joined(rounds: list[dict[str, Any]]) -> dict[str, Any]:

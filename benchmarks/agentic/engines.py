@@ -32,6 +32,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model of that kind; figures mean nothing")
     parser.add_argument("--loads", type=int, nargs="+", default=[40, 80, 120], help="sessions at a time")
     parser.add_argument("--target", type=float, default=70.0, help="tokens/s per user")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        help="what requests ask ours for at the first load, a point each, tokens/s; 0: nothing, so that the target holds",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each point")
     parser.add_argument("--warm", type=float, default=5.0, help="seconds of each point that do not count")
     parser.add_argument(
@@ -43,6 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-budget", type=int, default=8192, help="max_num_batched_tokens that both start with")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--stock-seqs", type=int, help="max_num_seqs of untuned stock; default: as ours")
+    parser.add_argument(
+        "--first-limits",
+        type=int,
+        nargs=2,
+        metavar=("SEQS", "TOKENS"),
+        help="with which the search of stock's limits begins; default: those of the start",
+    )
     parser.add_argument("--max-model-len", type=int, default=32_768)
     parser.add_argument("--kv-gib", type=float, default=56.0, help="KV cache of each engine")
     parser.add_argument(
@@ -131,19 +145,25 @@ def _alone_outcomes(alone: dict[str, dict[str, Any]]) -> list[Outcome]:
 
 
 def _outcomes(whole: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Outcome]:
-    def best(system: str) -> dict[str, Any]:
-        meeting = [f for f in whole.values() if f["system"] == system and f["tps_p5"] >= options.target]
-        if not meeting:
+    def meeting(system: str) -> list[dict[str, Any]]:
+        found = [f for f in whole.values() if f["system"] == system and f["tps_p5"] >= options.target]
+        if not found:
             raise MissingFigureError(f"{system} keeps {options.target:g} tokens/s for 95% of turns at no load")
-        return max(meeting, key=lambda f: float(f["goodput_per_gpu"]))
+        return found
+
+    def best(system: str) -> dict[str, Any]:
+        return max(meeting(system), key=lambda f: float(f["goodput_per_gpu"]))
 
     def tpot_ratio() -> float:
-        ours = best("ours")
-        same = [f for f in whole.values() if f["system"] == "stock" and f["num_sessions"] == ours["num_sessions"]]
+        load = best("ours")["num_sessions"]
+        same = [f for f in whole.values() if f["system"] == "stock" and f["num_sessions"] == load]
         if not same:
             raise MissingFigureError("stock was not measured at the load where ours is best")
         stock = max(same, key=lambda f: (f["tps_p5"] >= options.target, float(f["goodput_per_gpu"])))
-        return float(ours["tpot_ms_p99"]) / float(stock["tpot_ms_p99"])
+        wanted = _GOODPUT_RATIO * float(stock["goodput_per_gpu"])
+        ours = [f for f in meeting("ours") if f["num_sessions"] == load and float(f["goodput_per_gpu"]) >= wanted]
+        fastest = min(ours or [best("ours")], key=lambda f: float(f["tpot_ms_p99"]))
+        return float(fastest["tpot_ms_p99"]) / float(stock["tpot_ms_p99"])
 
     claim = f"{options.target:g} tokens/s per user"
     goodput = Bar(
@@ -152,4 +172,7 @@ def _outcomes(whole: dict[str, dict[str, Any]], options: argparse.Namespace) -> 
         _GOODPUT_RATIO,
         lambda: float(best("ours")["goodput_per_gpu"]) / float(best("stock")["goodput_per_gpu"]),
     )
-    return [goodput.judge(), Bar(f"{claim}: p99 TPOT, ours / stock, same load", "<=", _TPOT_RATIO, tpot_ratio).judge()]
+    tpot = Bar(
+        f"{claim}: p99 TPOT, ours / stock, same load, by a rate that keeps the goodput", "<=", _TPOT_RATIO, tpot_ratio
+    )
+    return [goodput.judge(), tpot.judge()]

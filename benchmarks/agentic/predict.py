@@ -103,7 +103,7 @@ def _fitted(options: argparse.Namespace, summary: _Summary, target: Path) -> Pat
 
 
 def _seen(folder: Path, point: dict[str, Any]) -> SessionsSeen:
-    label = point_label(point["system"], point["num_sessions"], point if point["system"] == "stock" else {})
+    label = point_label(point)
     recorded = read_records(folder / f"{label}.jsonl")
     steps = json.loads((folder / f"{label}.steps.json").read_bytes())
     return SessionsSeen(steps, recorded.records, Window(**recorded.run["window"]))
@@ -156,7 +156,7 @@ def _judged(found: list[Prediction], options: argparse.Namespace) -> int:
 def _tuning(measured: dict[str, Any], then: argparse.Namespace) -> Tuning:
     if measured["system"] == "stock":
         return Tuning("stock", measured["budget_tokens"], measured["max_num_seqs"])
-    return Tuning("ours", then.most_budget, then.max_num_seqs, target_tps=then.target)
+    return Tuning("ours", then.most_budget, then.max_num_seqs, target_tps=measured.get("asked_tps") or then.target)
 
 
 def _outcome(found: list[Prediction]) -> Outcome:

@@ -52,21 +52,26 @@ class TurnRecord(msgspec.Struct, tag="turn", tag_field="kind"):
 
 @dataclass(frozen=True)
 class Window:
-    """Turns that begin in it count, so that neither start nor end of a run weigh in."""
+    """What happens in it counts, so that neither start nor end of a run weigh in."""
 
     begin_s: float
     end_s: float
+
+    def rates(self, record: TurnRecord) -> bool:
+        """Whether the user's rate in this turn counts."""
+        return self.begin_s <= record.first_s < self.end_s and not np.isnan(record.tps)
 
 
 def figures(records: Sequence[TurnRecord], window: Window, target_tps: float, num_gpus: int = 1) -> dict[str, Any]:
     """Return the figures of a run.
 
-    A turn meets the target when its user got at least `target_tps` tokens per second from first to last token. Goodput
-    counts the output of such turns alone. `tps_p5` is the rate that 95% of turns reach or exceed.
+    Turns and their TTFT count where the turn was sent, rates where its first token came: where requests wait for longer than the
+    window, nobody who was sent in it has one. A turn meets the target when its user got at least `target_tps` tokens per second
+    from first to last token. Goodput counts the output of such turns alone. `tps_p5` is the rate that 95% of turns reach or exceed.
     """
     counted = [record for record in records if window.begin_s <= record.sent_s < window.end_s]
     whole = [record for record in counted if record.error in ("", CUT)]
-    rated = [record for record in whole if not np.isnan(record.tps)]
+    rated = [record for record in records if record.error in ("", CUT) and window.rates(record)]
     rates = [record.tps for record in rated]
     seconds = window.end_s - window.begin_s
     # Output is counted where it appears, so that long answers do not fall out of the window at its end.

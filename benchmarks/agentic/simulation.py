@@ -147,7 +147,7 @@ class Simulation:
         turns = [
             JudgedTurn(record.prompt_tokens, record.output_tokens - 1)
             for record in result.records
-            if begin_s <= record.sent_s < end_s and record.output_tokens > 1
+            if result.window.rates(record)
         ]
         return RunWork(
             turns,

@@ -17,25 +17,27 @@ _SMALL_BUDGET_TOKENS = 512
 
 @dataclass
 class StockSearch:
-    """Tries under one load, beginning with the limits that the engine was started with.
+    """Tries under one load, beginning with the limits that the engine was started with, or with others that are known to be good.
 
     Args:
         target_tps: tokens/s per user that 95% of turns are to have.
         most: limits of the start.
         budget_tokens: tokens of a step in all tries but the first and the last.
+        begin: the first try; None: the limits of the start.
     """
 
     target_tps: float
     most: StockLimits
     budget_tokens: int = 2048
+    begin: StockLimits | None = None
     tried: list[tuple[StockLimits, dict[str, Any]]] = field(default_factory=list)
 
     def next(self) -> StockLimits | None:
         """Return what to try next; None when the search is over."""
         if not self.tried:
-            return self.most
+            return self.begin or self.most
         limits, figures = self.tried[-1]
-        if len(self.tried) == 1 and figures["tps_p5"] >= self.target_tps:
+        if limits == self.most and figures["tps_p5"] >= self.target_tps:
             return None  # this load needs no tuning
         seqs = self._seqs_after(limits, figures)
         if limits.budget_tokens == self._small_budget(limits.max_num_seqs):

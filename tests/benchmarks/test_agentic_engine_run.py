@@ -91,6 +91,16 @@ def test_limits_come_with_a_request_and_bind_stock() -> None:
         add("more", {TUNING_KEY: {"max_num_seqs": 9, "budget_tokens": 100}})
 
 
+def test_a_search_may_begin_with_limits_that_are_known_to_be_good() -> None:
+    search = StockSearch(70.0, MOST, begin=StockLimits(250, 2048))
+    while (limits := search.next()) is not None:
+        assert limits != MOST
+        search.note(limits, stock_at(limits))
+    assert search.tried[0][0] == StockLimits(250, 2048)
+    # The first try kept the rate with room for more.
+    assert 290 <= search.tried[1][0].max_num_seqs <= 312
+
+
 class Engine:
     """An engine process that answers at once; `fails_at` is the command that kills it."""
 
@@ -118,7 +128,7 @@ class Engine:
 
     def sessions(self, arguments: dict[str, object]) -> dict[str, object]:
         seqs = (arguments["limits"] or {"max_num_seqs": 100})["max_num_seqs"]
-        rate = 90.0 if self._system == "ours" else 70.0 * 300 / seqs
+        rate = (arguments["rate"] or 90.0) if self._system == "ours" else 70.0 * 300 / seqs
         records = [TurnRecord(f"s{i}", 0, 2.0, 2.5, 2.5 + 100 / rate, 50, 101) for i in range(20)]
         return {
             "records": msgspec.to_builtins(records),
@@ -161,6 +171,17 @@ def test_the_most_telling_points_come_first(monkeypatch, tmp_path) -> None:
     assert found["engines"]["ours"]["num_blocks"] == 10_000
     assert (tmp_path / "ours400.jsonl").exists()
     assert len(json.loads((tmp_path / "ours400.steps.json").read_text())) == 60
+
+
+def test_ours_plays_the_first_load_again_with_a_rate_that_requests_ask_for(monkeypatch, tmp_path) -> None:
+    calls: list[tuple[str, ...]] = []
+    run(monkeypatch, tmp_path, calls, more=["--rates", "0", "150", "--first-limits", "250", "2048"])
+    labels = [label for _, name, label in calls if name == "sessions"]
+    assert labels[:3] == ["ours400", "stock400-250-2048", "ours400-asked150"]
+    found = json.loads((tmp_path / "engines.json").read_text())
+    asked = found["replays"]["ours asked for 150, 400 sessions"]
+    assert asked["tps_p50"] == pytest.approx(150, rel=0.02)
+    assert (tmp_path / "ours400-asked150.jsonl").exists()
 
 
 def test_an_engine_that_dies_leaves_the_others_figures(monkeypatch, tmp_path) -> None:

@@ -137,6 +137,14 @@ def test_goodput_counts_turns_at_the_target_alone():
     assert math.isnan(figures([], Window(0.0, 1.0), 70.0)["tps_p50"])
 
 
+def test_a_rate_counts_where_its_first_token_came():
+    waited = [record(f"s{i}", -9.0, 1.0, 2.0, 101) for i in range(3)]
+    late = record("late", 0.5, 4.5, 5.0, 101)
+    result = figures([*waited, late], Window(0.0, 4.0), target_tps=70.0)
+    assert (result["turns"], result["tps_p50"], result["met_share"]) == (1, 100.0, 1.0)
+    assert result["ttft_ms_p50"] == 4000.0
+
+
 def test_records_survive_a_file_and_a_bad_line_is_named(tmp_path):
     path = tmp_path / "turns.jsonl"
     written = [record("a", 0.0, 1.0, 2.0, 5), record("b", 0.0, 1.0, 2.0, 5, error="gone")]
