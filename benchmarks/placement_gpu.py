@@ -5,9 +5,9 @@
 [--reps 5] [--json FILE] [--table FILE] [--check]``. ``--quick`` runs a tiny model on two CPU ranks, to test the benchmark
 itself: its times mean nothing, its tokens and collectives do. With ``--ranks 1`` it shows what a placed model costs.
 
-All engines stand side by side, one process each, and are measured in turns: as vLLM runs them (compiled, CUDA graphs,
-vLLM's scheduler), and eagerly, with batch-invariant kernels, for tokens and for counting collectives (``--no-eager`` leaves those
-out). ``--table FILE`` writes the cost table fitted from this run. The JSON file is written after each phase, so that a run that
+All engines stand side by side, one process each: first eagerly, with batch-invariant kernels, for tokens and for counting
+collectives (``--no-eager`` leaves those out), then as vLLM runs them (compiled, CUDA graphs, vLLM's scheduler), measured in
+turns. ``--table FILE`` writes the cost table fitted from this run. The JSON file is written after each phase, so that a run that
 is cut short keeps what it has; ``--total-seconds`` ends the reps in time.
 """
 
@@ -18,13 +18,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.engine_client import engines
 from benchmarks.gpu.models import MODELS, TINY_MODELS, Model, write_model
 from benchmarks.placed.bars import fitted, placement_bars
+from benchmarks.placed.choice import splits_residual
 from benchmarks.placed.run import ModelRun, engine_environment
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
 
@@ -96,29 +98,57 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start all engines and take the figures, which are written after each phase."""
     known = TINY_MODELS if options.quick else _ALL
-    began, failures = time.monotonic(), dict[str, str]()
+    began = time.monotonic()
     runs = {
         name: ModelRun(options, name, write_model(known[name], folder), known[name].kv_cache_bytes // options.ranks)
         for name in options.models
     }
+    for name, run in runs.items():
+        run.note_choice(splits_residual(name, known[name].config, options.ranks, options.prefill_tokens))
     figures = {"ranks": options.ranks, "models": {name: run.figures for name, run in runs.items()}, "links": {}}
 
     def write(phase: str) -> None:
         print(f"{time.monotonic() - began:.0f} s: {phase}", file=sys.stderr, flush=True)
         write_json(options.json, figures, [])
 
-    entries = [entry for run in runs.values() for entry in run.entries()]
-    environment = engine_environment("cpu" if options.quick else "cuda")
-    with engines(entries, folder, options.seconds_to_start, environment, failures=failures) as running:
-        write(f"{len(running)} engines stand, {len(failures)} failed")
-        for name, run in runs.items():
-            run.take(running, failures)
-            run.check_tokens()
-            write(f"{name}: tokens")
-        _take_links(options, runs, figures)
-        write("links")
-        _time(options, list(runs.values()), began, write)
+    @contextmanager
+    def standing(*, eager: bool) -> Iterator[None]:
+        """All models' engines of one kind, side by side."""
+        failures: dict[str, str] = {}
+        entries = [entry for run in runs.values() for entry in run.entries(eager=eager)]
+        environment = engine_environment("cpu" if options.quick else "cuda")
+        with engines(entries, folder, options.seconds_to_start, environment, failures=failures) as running:
+            write(f"{len(running)} {'eager ' if eager else ''}engines stand, {len(failures)} failed")
+            for run in runs.values():
+                run.take(running, failures, eager=eager)
+            yield
+
+    if options.quick or not options.no_eager:
+        with standing(eager=True):
+            for name, run in runs.items():
+                run.check_tokens()
+                write(f"{name}: tokens and collectives")
+            if options.quick:
+                _time_all(options, runs, figures, began, write)
+    if not options.quick:
+        with standing(eager=False):
+            _time_all(options, runs, figures, began, write)
     return figures
+
+
+def _time_all(
+    options: argparse.Namespace,
+    runs: dict[str, ModelRun],
+    figures: dict[str, Any],
+    began: float,
+    write: Callable[[str], None],
+) -> None:
+    for name, run in runs.items():
+        run.check_tokens_as_run()
+        write(f"{name}: tokens as it runs")
+    _take_links(options, runs, figures)
+    write("links")
+    _time(options, list(runs.values()), began, write)
 
 
 def _take_links(options: argparse.Namespace, runs: dict[str, ModelRun], figures: dict[str, Any]) -> None:
@@ -150,17 +180,21 @@ def _time(options: argparse.Namespace, runs: list[ModelRun], began: float, write
 
 
 def _print(figures: dict[str, Any]) -> None:
-    rows = []
+    timed, moved = [], []
     for model, systems in figures["models"].items():
         for system, found in systems.items():
-            decode = ", ".join(f"{batch}: {ms:.2f}" for batch, ms in found.get("decode_ms", {}).items())
-            moved = found.get("collectives", {}).get("decode", [])
-            counted = ", ".join(f"{times} {kind} of {size} B" for kind, size, times in moved)
+            name = f"{model}: {system}"
+            decode, device = (
+                ", ".join(f"{batch}: {ms:.2f}" for batch, ms in found.get(key, {}).items()) or "-"
+                for key in ("decode_ms", "decode_gpu_ms")
+            )
             prefill = f"{found['prefill_ms']:.1f}" if "prefill_ms" in found else found.get("error", "-")
-            device = ", ".join(f"{batch}: {ms:.2f}" for batch, ms in found.get("decode_gpu_ms", {}).items())
-            rows.append((f"{model}: {system}", decode or "-", device or "-", prefill, counted or "-"))
-    columns = ("system", "decode ms by batch", "of these on the GPU", "prefill ms", "collectives of a decode step")
-    print_table("Step times", columns, rows)
+            timed.append((name, decode, device, prefill))
+            counted = found.get("collectives")
+            if counted:
+                moved.append((name, *(_moved(counted[step]) for step in ("decode", "prefill"))))
+    print_table("Step times", ("system", "decode ms by batch", "of these on the GPU", "prefill ms"), timed)
+    print_table("Collectives of a step in eager mode", ("system", "decode of one token", "prefill"), moved)
     links = {
         kind: [f"{size / 1024:.0f} KiB: {error:+.1%}" for size, error in errors]
         for kind, errors in figures["links"].items()
@@ -168,6 +202,10 @@ def _print(figures: dict[str, Any]) -> None:
     print_table(
         "Links", ("collective", "error of a table without this size"), [(k, ", ".join(e)) for k, e in links.items()]
     )
+
+
+def _moved(counted: list[tuple[str, int, int]]) -> str:
+    return ", ".join(f"{times} {kind} of {size} B" for kind, size, times in counted) or "none"
 
 
 if __name__ == "__main__":

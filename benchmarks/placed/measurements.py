@@ -29,11 +29,12 @@ def collectives(llm: Any, request: dict[str, Any]) -> dict[str, list[tuple[str, 
     return {"prefill": prefill, "decode": decode}
 
 
-def links(llm: Any, request: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """By kind of collective: (ring-equivalent bytes, microseconds) for each size, the slowest rank's."""
-    samples: dict[str, list[tuple[float, float]]]
-    samples = llm.collective_rpc("time_collectives", args=(tuple(request["sizes_bytes"]),))[0]
-    return samples
+def links(llm: Any, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By kind of collective: (ring-equivalent bytes, microseconds) for each size, and from which bytes on the algorithm is another."""
+    return {
+        "links": llm.collective_rpc("time_collectives", args=(tuple(request["sizes_bytes"]),))[0],
+        "link_changes": llm.collective_rpc("collective_changes")[0],
+    }
 
 
 def graph_times(llm: Any, request: dict[str, Any]) -> dict[str, float]:

@@ -12,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.comparison import compare_tokens
 from benchmarks.gpu.engine import MULTICAST_OFF, EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess
-from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, peer_of
+from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, SPLIT, peer_of
 from benchmarks.placed.systems import System, systems_of
+from benchmarks.served.answers import compared_answers
 
 DECODE_PROMPT_TOKENS = 64
 TOKEN_CHECK_REQUESTS, TOKEN_CHECK_PROMPT_TOKENS, TOKEN_CHECK_TOKENS = 16, 200, 48
+NUM_BEST = 8
+"""Tokens whose log-probabilities are kept at each position: the other engine's token has to be among them."""
 EAGER = "-eager"
 _WARM_ROUND, _PREFILL_ROUND = 0, 900
 _IDLE_S = 1.3
@@ -45,39 +47,44 @@ class ModelRun:
         self._eager: dict[str, EngineProcess] = {}
         self._timed: dict[str, EngineProcess] = {}
 
-    def entries(self) -> list[EngineOptions]:
+    def entries(self, *, eager: bool) -> list[EngineOptions]:
         """The engines to start."""
-        return [self._entry(name, eager=eager) for eager in self._kinds() for name in self._systems]
+        return [self._entry(name, eager=eager) for name in self._systems]
 
-    def take(self, running: dict[str, EngineProcess], failures: dict[str, str]) -> None:
+    def take(self, running: dict[str, EngineProcess], failures: dict[str, str], *, eager: bool) -> None:
         """Take this model's engines out of all that stand, and note which do not."""
         for name in self._systems:
-            for eager in self._kinds():
-                key = self._key(name, eager=eager)
-                if key in failures:
-                    self.figures[name].setdefault("error", failures[key])
-                elif key in running:
-                    (self._eager if eager else self._timed)[name] = running[key]
+            key = self._key(name, eager=eager)
+            if key in failures:
+                self.figures[name].setdefault("error", failures[key])
+            elif key in running:
+                (self._eager if eager else self._timed)[name] = running[key]
         if self._options.quick:
             self._timed = self._eager
 
+    def note_choice(self, splits_residual: bool) -> None:
+        """Whether the cost model chooses what the engine with the forced split runs."""
+        if SPLIT in self.figures:
+            self.figures[SPLIT]["picked"] = splits_residual
+
     def check_tokens(self) -> None:
-        """Tokens with batch-invariant kernels and the collectives of a step, all eager engines at once; then they end.
+        """Tokens with batch-invariant kernels and the collectives of a step, all eager engines at once.
 
         One after the other they would take minutes, and time does not matter here.
         """
         self._ask(self._eager, self._tokens_and_collectives, at_once=True)
-        if not self._options.quick:
-            for engine in self._eager.values():
-                engine.let_go()
+        _compare_all(self.figures, "answers", "tokens")
+
+    def check_tokens_as_run(self) -> None:
+        """Tokens of the engines that are timed."""
         self._ask(self._timed, lambda engine: {"answers_as_run": self._answers(engine)})
-        _compare_all(self.figures)
+        _compare_all(self.figures, "answers_as_run", "tokens_as_run")
 
     def time_links(self) -> None:
         """The collectives alone, in vLLM's own engine."""
         sizes = QUICK_LINK_SIZES_BYTES if self._options.quick else LINK_SIZES_BYTES
         stock = {name: engine for name, engine in self._timed.items() if name == "stock"}
-        self._ask(stock, lambda engine: {"links": engine.run("links", sizes_bytes=sizes)})
+        self._ask(stock, lambda engine: engine.run("links", sizes_bytes=sizes))
 
     def time_steps(self, rep: int) -> None:
         """One rep of decode and prefill for each engine; the order turns round with each rep."""
@@ -103,12 +110,6 @@ class ModelRun:
         medians = {what: statistics.median(values) for what, values in reps.items()}
         figures["prefill_ms"] = medians.pop("prefill")
         figures["decode_ms"] = medians
-
-    def _kinds(self) -> tuple[bool, ...]:
-        """Whether engines are eager: on CPU one eager engine does both jobs."""
-        if self._options.quick:
-            return (True,)
-        return (False,) if self._options.no_eager else (True, False)
 
     def _key(self, name: str, *, eager: bool) -> str:
         """The engine's name among those of all models; what comes first says whose model it runs."""
@@ -138,7 +139,7 @@ class ModelRun:
                 "worker_extension_cls": "benchmarks.placed.worker.Observed",
                 "additional_config": {"tokenspeed": system.flags} if system.flags else {},
                 # No other batch is timed, and each graph costs seconds of the start.
-                **({} if eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}),
+                "compilation_config": {} if eager else {"cudagraph_capture_sizes": captured, **system.compilation},
             },
         )
 
@@ -173,6 +174,7 @@ class ModelRun:
             num_requests=TOKEN_CHECK_REQUESTS,
             max_prompt_tokens=TOKEN_CHECK_PROMPT_TOKENS,
             output_tokens=TOKEN_CHECK_TOKENS,
+            num_best=NUM_BEST,
         )["answers"]
         return found
 
@@ -204,14 +206,13 @@ class ModelRun:
         return [*found, ("prefill", {**prefill, "num_requests": 1})]
 
 
-def _compare_all(figures: dict[str, dict[str, Any]]) -> None:
+def _compare_all(figures: dict[str, dict[str, Any]], kind: str, result: str) -> None:
     """Replace the answers by their comparison with those of vLLM's own model, on as many ranks and as many experts each."""
-    for kind, result in (("answers", "tokens"), ("answers_as_run", "tokens_as_run")):
-        answers = {name: found.pop(kind) for name, found in figures.items() if kind in found}
-        for name, own in answers.items():
-            reference = answers.get(peer_of(name))
-            if reference and name != peer_of(name):
-                figures[name][result] = compare_tokens(reference, own)
+    answers = {name: found.pop(kind) for name, found in figures.items() if kind in found}
+    for name, own in answers.items():
+        reference = answers.get(peer_of(name))
+        if reference and name != peer_of(name):
+            figures[name][result] = compared_answers(reference, own)
 
 
 def engine_environment(device: str) -> dict[str, str]:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.placed.bars import OVERLAP, UNFUSED
+from benchmarks.placed.bars import CONTROL, OVERLAP, SPLIT, UNFUSED
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class System:
     placement: str | None
     expert_parallel: bool = False
     scheduler: str = "vllm"
+    compilation: dict[str, Any] = field(default_factory=dict)
+    """Further fields of vLLM's `compilation_config`."""
 
     @property
     def flags(self) -> dict[str, str]:
@@ -28,9 +31,10 @@ def systems_of(model: str, ranks: int, device: str = "cuda") -> dict[str, System
     whole = f"attn=tp{ranks},dense=tp{ranks}"
     found = {"stock": System(None), "placed": System("auto"), "ours": System("auto", scheduler="tokenspeed")}
     if ranks > 1:
+        found[CONTROL] = System(None, compilation={"pass_config": {"fuse_allreduce_rms": False}})
         found[UNFUSED] = System("auto,fusion=off")
         found[OVERLAP] = System("auto,overlap=on")
-        found["placed-split"] = System(f"{whole},residual=sharded")
+        found[SPLIT] = System(f"{whole},residual=sharded")
     if ranks > 1 and model == "mla" and device != "cpu":
         found["stock-experts"] = System(None, expert_parallel=True)
         found["placed-experts"] = System(f"{whole},moe=ep{ranks}", expert_parallel=True)

@@ -80,6 +80,20 @@ class Observed:
         samples = measure(group.device_group, group.device, sizes_bytes, **chosen)
         return {kind.value: [(s.ring_bytes, s.time_us) for s in found] for kind, found in samples.items()}
 
+    def collective_changes(self) -> dict[str, list[float]]:
+        """By kind: ring-equivalent bytes from which on vLLM is known to run another algorithm."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        from tokenspeed_plugin.placement.algebra import Conversion
+        from tokenspeed_plugin.placement.cost.cost_table import ring_bytes
+
+        group = get_tp_group()
+        one_shot = getattr(group.device_communicator, "ca_comm", None)
+        if one_shot is None or one_shot.disabled:
+            return {}
+        kind = Conversion.ALL_REDUCE
+        return {kind.value: [ring_bytes(kind, group.world_size, one_shot.max_size)]}
+
 
 def _checked(group: Any) -> Any:
     """What plans talk through on this machine: a collective that does not work is another one there."""

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from importlib.resources import files
 from itertools import pairwise
-from math import log2
+from math import exp, log, log2
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
@@ -50,29 +50,41 @@ class LinkCost(BaseModel):
 class LinkCurve(BaseModel):
     """A measured collective: what it took for some sizes, and between them the straight line on logarithmic scales.
 
-    One latency and one bandwidth do not describe a measured link: libraries change the algorithm with the size. Less than the smallest size
-    takes as long as that, more than the largest one goes at its bandwidth.
+    One latency and one bandwidth do not describe a measured link: libraries change the algorithm with the size. Where they are
+    known to (``changes_at``), time jumps, and a line ends there: it goes on as it went between its last two sizes. Less than the
+    smallest size takes as long as that, more than the largest one goes at its bandwidth.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     samples: tuple[Sample, ...] = Field(min_length=2)
+    changes_at: tuple[float, ...] = ()
+    """Ring-equivalent bytes from which on another algorithm runs, ascending."""
 
     @model_validator(mode="after")
     def _sizes_ascend(self) -> LinkCurve:
         sizes = [sample.ring_bytes for sample in self.samples]
         if sizes[0] <= 0 or any(small >= large for small, large in pairwise(sizes)):
             raise ValueError(f"sizes of a measured link must be positive and ascend, not {sizes}")
+        if any(len(self._samples_of(index)) < 2 for index in range(len(self.changes_at) + 1)):
+            message = f"each algorithm of a link needs two measured sizes: {sizes} with changes at {self.changes_at}"
+            raise ValueError(message)
         return self
 
     def time_us(self, ring_bytes: float) -> float:
         """Microseconds for ``ring_bytes`` sent by each rank."""
-        last = self.samples[-1]
+        first, last = self.samples[0], self.samples[-1]
         if ring_bytes > last.ring_bytes:
             return last.time_us * ring_bytes / last.ring_bytes
-        sizes = np.log([sample.ring_bytes for sample in self.samples])
-        times = np.log([sample.time_us for sample in self.samples])
-        return float(np.exp(np.interp(np.log(max(ring_bytes, 1.0)), sizes, times)))
+        own = self._samples_of(bisect_right(self.changes_at, ring_bytes))
+        sizes, times = ([log(getattr(s, field)) for s in own] for field in ("ring_bytes", "time_us"))
+        wanted = log(max(ring_bytes, first.ring_bytes))
+        upper = min(max(bisect_right(sizes, wanted), 1), len(sizes) - 1)
+        slope = (times[upper] - times[upper - 1]) / (sizes[upper] - sizes[upper - 1])
+        return exp(times[upper - 1] + slope * (wanted - sizes[upper - 1]))
+
+    def _samples_of(self, algorithm: int) -> list[Sample]:
+        return [s for s in self.samples if bisect_right(self.changes_at, s.ring_bytes) == algorithm]
 
 
 class CostTable(BaseModel):
@@ -125,8 +137,10 @@ def ring_bytes(kind: Conversion, num_ranks: int, whole_bytes: float) -> float:
     return RING_FACTORS[kind] * (num_ranks - 1) / num_ranks * whole_bytes
 
 
-def measured_link(samples: Sequence[Sample]) -> LinkCurve:
-    """The curve through ``samples``.
+def measured_link(samples: Sequence[Sample], changes_at: Sequence[float] = ()) -> LinkCurve:
+    """The curve through ``samples``; another algorithm runs from each of ``changes_at`` ring-equivalent bytes on.
+
+    A change without two samples on each side of it is left out: that much is needed to see it.
 
     Raises:
         PlacementError: fewer than two message sizes, or time does not grow with size.
@@ -139,4 +153,13 @@ def measured_link(samples: Sequence[Sample]) -> LinkCurve:
     if ascending[-1].time_us <= ascending[0].time_us:
         message = "time does not grow with the message size: the samples are not of one collective on one link"
         raise PlacementError(message)
-    return LinkCurve(samples=ascending)
+    return LinkCurve(samples=ascending, changes_at=_seen(sorted(changes_at), [s.ring_bytes for s in ascending]))
+
+
+def _seen(changes_at: Sequence[float], sizes: Sequence[float]) -> tuple[float, ...]:
+    seen: list[float] = []
+    for change in changes_at:
+        below = bisect_left(sizes, change) - (bisect_left(sizes, seen[-1]) if seen else 0)
+        if below >= 2 and len(sizes) - bisect_left(sizes, change) >= 2:
+            seen.append(change)
+    return tuple(seen)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Operation: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], object]"
 """A collective of the whole tensor, and of this rank's part of it; each operation uses the one it takes."""
 SIZES_BYTES: Final = tuple(2**exponent for exponent in range(12, 28, 3))
+PASSES: Final = 3
+"""All sizes are measured that often, one after the other: what disturbs one call of one size does not reach the median."""
 REPEATS: Final = 20
 WARM_UPS: Final = 5
 
@@ -46,14 +48,27 @@ def measure(
     """
     chosen = operations or _operations(group)
     timed = call_us or (lambda run: _host_us(run, group, device))
-    return {
-        kind: [_sample(kind, group, device, size, chosen[kind], timed) for size in sizes_bytes]
-        for kind in sorted(chosen, key=lambda k: k.value)
-    }
+    found = {}
+    for kind in sorted(chosen, key=lambda k: k.value):
+        passes = [
+            [_sample(kind, group, device, size, chosen[kind], timed) for size in sizes_bytes] for _ in range(PASSES)
+        ]
+        found[kind] = [
+            Sample(ring_bytes=same_size[0].ring_bytes, time_us=median(s.time_us for s in same_size))
+            for same_size in zip(*passes, strict=True)
+        ]
+    return found
 
 
-def measured_table(base: CostTable, num_ranks: int, samples: Mapping[Conversion, Sequence[Sample]]) -> CostTable:
+def measured_table(
+    base: CostTable,
+    num_ranks: int,
+    samples: Mapping[Conversion, Sequence[Sample]],
+    changes_at: Mapping[Conversion, Sequence[float]],
+) -> CostTable:
     """``base`` with the links inside a node as they were measured over ``num_ranks`` ranks.
+
+    ``changes_at`` has the ring-equivalent bytes from which on a collective is known to run another algorithm.
 
     Raises:
         PlacementError: the samples of a collective make no curve.
@@ -62,7 +77,7 @@ def measured_table(base: CostTable, num_ranks: int, samples: Mapping[Conversion,
         kind: dict(sizes) for kind, sizes in base.links["node"].items()
     }
     for kind, measured in samples.items():
-        node.setdefault(kind, {})[num_ranks] = measured_link(measured)
+        node.setdefault(kind, {})[num_ranks] = measured_link(measured, changes_at.get(kind, ()))
     changes = {
         "source": "measured",
         "note": f"{', '.join(kind.value for kind in samples)} over {num_ranks} ranks inside a node are measured. Everything else: {base.note}",
@@ -71,7 +86,9 @@ def measured_table(base: CostTable, num_ranks: int, samples: Mapping[Conversion,
     return base.model_copy(update=changes)
 
 
-def prediction_errors(samples: Mapping[Conversion, Sequence[Sample]]) -> dict[Conversion, list[tuple[float, float]]]:
+def prediction_errors(
+    samples: Mapping[Conversion, Sequence[Sample]], changes_at: Mapping[Conversion, Sequence[float]]
+) -> dict[Conversion, list[tuple[float, float]]]:
     """By collective: ring-equivalent bytes, and predicted over measured time minus one, of every size between two others.
 
     Each size is predicted from a table without it: through its own sample a curve passes exactly, which says nothing.
@@ -80,7 +97,9 @@ def prediction_errors(samples: Mapping[Conversion, Sequence[Sample]]) -> dict[Co
         kind: [
             (
                 left_out.ring_bytes,
-                measured_link([*measured[:index], *measured[index + 1 :]]).time_us(left_out.ring_bytes)
+                measured_link([*measured[:index], *measured[index + 1 :]], changes_at.get(kind, ())).time_us(
+                    left_out.ring_bytes
+                )
                 / left_out.time_us
                 - 1,
             )

@@ -27,6 +27,7 @@ from tokenspeed_plugin.host.patches import whole_on_every_rank
 from tokenspeed_plugin.host.placed_models import architecture_of, stock_class
 from tokenspeed_plugin.placement.models.bindings import binding_of
 from tokenspeed_plugin.placement.runtime.collective_check import check_collectives
+from tokenspeed_plugin.placement.runtime.padding_mask import PaddingMask
 from tokenspeed_plugin.placement.runtime.planned_model import PlannedModel
 from tokenspeed_plugin.placement.runtime.start import PlacementRequest, Plans, plans_of
 from tokenspeed_plugin.placement.runtime.vllm_communicator import (
@@ -120,6 +121,9 @@ class PlacedBody:
         modules = bind(plans.graph, binding, inner, layers[first:end], open_linears=overlaps)
         planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
         self._table = plans.table
+        most_parts = max(plan.token_multiple for plan in plans.table.plans)
+        captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        self._mask = PaddingMask(max(plans.table.limits_tokens[-1], captured) + most_parts, group.device)
         self._bodies = [
             _body(index, vllm_config=vllm_config, inner=inner, planned=planned, multiple=plan.token_multiple)
             for index, plan in enumerate(plans.table.plans)
@@ -134,8 +138,10 @@ class PlacedBody:
 
         ``stream`` is token ids in the first pipeline stage, and what the stage before sent in the others.
         """
-        num_tokens = min(len(stream), self._table.limits_tokens[-1])
-        hidden: torch.Tensor = self._bodies[self._table.index(num_tokens)](stream, positions)
+        index = self._table.index(min(len(stream), self._table.limits_tokens[-1]))
+        multiple = self._table.plans[index].token_multiple
+        self._mask.cover(len(stream), len(stream) + -len(stream) % multiple)
+        hidden: torch.Tensor = self._bodies[index](stream, positions)
         return hidden
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.placed.bars import fitted, placement_bars
 from benchmarks.placed.systems import System, systems_of
+from tokenspeed_plugin.placement import Conversion
+from tokenspeed_plugin.placement.cost import CostTable, LinkCurve, Sample
 
 EQUAL = {"requests": 2, "constant_answers": 0, "mismatches": []}
 PARTED = {**EQUAL, "mismatches": [{"request": 1, "position": 2, "margin": 0.3}]}
@@ -60,6 +62,59 @@ def test_two_ranks_may_part_where_both_tokens_are_as_likely() -> None:
     assert not any("where answers part" in line for line in missed(figures(tokens=near)))
 
 
+def test_vllms_own_noise_is_the_measure_where_it_was_run() -> None:
+    def answers(error: float, margin: float) -> dict[str, Any]:
+        return {**EQUAL, "mismatches": [{"request": 0, "position": 1, "margin": margin}], "error": {"mean": error}}
+
+    found = figures(tokens_as_run=answers(0.04, 0.4))
+    assert any("where answers part: 0.4" in line for line in missed(found))
+    found["models"]["dense"]["stock-unfused"] = {"tokens_as_run": answers(0.03, 0.5)}
+    assert not any("as it runs" in line for line in missed(found))
+    found["models"]["dense"]["placed"]["tokens_as_run"] = answers(0.05, 0.6)
+    parted, noisier = (line for line in missed(found) if "as it runs" in line)
+    assert "where answers part: 0.6" in parted
+    assert "over stock-unfused's: 1.67" in noisier
+
+
+def test_a_forced_split_is_judged_by_its_prefill_where_the_cost_model_chooses_it() -> None:
+    split = {"prefill_ms": 99.0, "tokens": EQUAL, "tokens_as_run": EQUAL}
+    found = figures()
+    found["models"]["dense"]["placed-split"] = {**split, "picked": True}
+    assert any("placed-split: prefill" in line and "1.02" in line for line in missed(found))
+    found["models"]["dense"]["placed-split"] = {**split, "picked": False}
+    assert not any("placed-split: prefill" in line for line in missed(found))
+
+
+def test_the_cost_model_chooses_a_split_only_where_it_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu.models import MODELS
+    from benchmarks.placed import choice
+
+    class Tables:
+        load = staticmethod(lambda: table)
+
+    model = MODELS["dense"]
+    measured = CostTable.load()
+    kind = Conversion.ALL_REDUCE
+    for factor, splits in ((1.0, False), (5.0, True)):
+        slower = LinkCurve(
+            samples=tuple(
+                Sample(ring_bytes=s.ring_bytes, time_us=s.time_us * factor)
+                for s in measured_link_of(measured, kind).samples
+            )
+        )
+        table = measured.model_copy(
+            update={"links": {**measured.links, "node": {**measured.links["node"], kind: {2: slower}}}}
+        )
+        monkeypatch.setattr(choice, "CostTable", Tables)
+        assert choice.splits_residual(model.name, model.config, 2, 8192) is splits
+
+
+def measured_link_of(table: CostTable, kind: Conversion) -> LinkCurve:
+    link = table.links["node"][kind][2]
+    assert isinstance(link, LinkCurve)
+    return link
+
+
 def test_two_ranks_also_hold_the_table_against_its_measurement() -> None:
     found = figures()
     assert any("no link was measured" in line for line in missed(found))
@@ -84,6 +139,7 @@ def test_experts_are_compared_with_vllms_experts() -> None:
         "stock",
         "placed",
         "ours",
+        "stock-unfused",
         "placed-unfused",
         "placed-overlap",
         "placed-split",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from benchmarks.placed import run as placed_run
 from benchmarks.placed.run import ModelRun
 from benchmarks.placement_gpu import parse_arguments
 
-ANSWER = {"tokens": [1, 2, 3]}
+ANSWER = {"tokens": [1, 2, 3], "best": [[[1, -0.5]], [[2, -0.5]], [[3, -0.5]]]}
 
 
 class ScriptedEngine:
@@ -23,7 +25,6 @@ class ScriptedEngine:
     def __init__(self, step_ms: float, broken_from: float = float("inf")) -> None:
         self.description = {"vllm": "scripted"}
         self.calls: list[str] = []
-        self.is_let_go = False
         self._step_ms, self._broken_from = step_ms, broken_from
 
     def run(self, command: str, **arguments: Any) -> Any:
@@ -37,12 +38,12 @@ class ScriptedEngine:
         return {
             "tokens": {"answers": [ANSWER]},
             "collectives": {"prefill": [], "decode": []},
-            "links": {"all-reduce": [(float(size), 5.0 + size / 1e5) for size in (1e4, 4e4, 16e4)]},
+            "links": {
+                "links": {"all-reduce": [(float(size), 5.0 + size / 1e5) for size in (1e4, 4e4, 16e4)]},
+                "link_changes": {"all-reduce": [2e4]},
+            },
             "graph_times": {"1": self._step_ms},
         }[command]
-
-    def let_go(self) -> None:
-        self.is_let_go = True
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +57,15 @@ def model_run(*arguments: str, name: str = "dense") -> ModelRun:
 
 
 def test_engines_of_all_models_have_names_of_their_own_and_begin_with_their_system() -> None:
-    names = [entry.system for name in ("dense", "mla") for entry in model_run(name=name).entries()]
+    names = [
+        entry.system
+        for name in ("dense", "mla")
+        for eager in (True, False)
+        for entry in model_run(name=name).entries(eager=eager)
+    ]
     assert len(set(names)) == len(names) == 8
-    assert [entry.is_stock for entry in model_run().entries()] == [True, False, True, False]
-    assert [entry.system for entry in model_run("--no-eager").entries()] == ["stock-dense", "placed-dense"]
+    assert [entry.is_stock for entry in model_run().entries(eager=True)] == [True, False]
+    assert [entry.system for entry in model_run().entries(eager=False)] == ["stock-dense", "placed-dense"]
 
 
 def test_figures_are_those_of_the_models_own_engines() -> None:
@@ -70,13 +76,14 @@ def test_figures_are_those_of_the_models_own_engines() -> None:
         for kind in ("-eager", "")
     }
     run = model_run()
-    run.take(engines, {})  # type: ignore[arg-type]
+    run.take(engines, {}, eager=True)  # type: ignore[arg-type]
     run.check_tokens()
+    run.take(engines, {}, eager=False)  # type: ignore[arg-type]
+    run.check_tokens_as_run()
     run.time_links()
     run.time_graphs()
     for rep in range(2):
         run.time_steps(rep)
-    assert all(engines[name].is_let_go == ("eager" in name) for name in engines if name.endswith("dense"))
     assert not any(engine.calls for name, engine in engines.items() if name.endswith("mla"))
     placed = run.figures["placed"]
     assert placed["decode_ms"] == {"1": 1.0}
@@ -84,20 +91,21 @@ def test_figures_are_those_of_the_models_own_engines() -> None:
     assert placed["decode_gpu_ms"] == {"1": 1.0}
     assert placed["tokens"]["mismatches"] == placed["tokens_as_run"]["mismatches"] == []
     assert len(run.figures["stock"]["links"]["all-reduce"]) == 3
+    assert run.figures["stock"]["link_changes"] == {"all-reduce": [2e4]}
     assert "links" not in placed
 
 
 def test_an_engine_that_fails_is_named_and_the_others_go_on() -> None:
     engines = {"stock-dense": ScriptedEngine(2.0), "placed-dense": ScriptedEngine(1.0, broken_from=2)}
     run = model_run("--no-eager")
-    run.take(engines, {})  # type: ignore[arg-type]
-    run.check_tokens()
+    run.take(engines, {}, eager=False)  # type: ignore[arg-type]
+    run.check_tokens_as_run()
     for rep in range(2):
         run.time_steps(rep)
     assert run.figures["placed"]["error"] == "scripted: broken"
     assert run.figures["stock"]["decode_ms"] == {"1": 2.0}
     run = model_run("--no-eager")
-    run.take({"stock-dense": ScriptedEngine(2.0)}, {"placed-dense": "no memory"})  # type: ignore[dict-item]
+    run.take({"stock-dense": ScriptedEngine(2.0)}, {"placed-dense": "no memory"}, eager=False)  # type: ignore[dict-item]
     assert run.figures["placed"]["error"] == "no memory"
 
 
@@ -122,3 +130,24 @@ def test_no_rep_begins_that_would_end_too_late(seconds: float, reps: int, monkey
     placement_gpu._time(options, [timed], 0.0, written.append)  # type: ignore[list-item]
     assert timed.done == reps
     assert ("no time for more" in written[-1]) == (reps < 3)
+
+
+def test_engines_for_tokens_are_gone_before_those_that_are_timed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing: list[list[str]] = []
+
+    @contextmanager
+    def scripted(entries: list[Any], *rest: Any, **options: Any) -> Iterator[dict[str, ScriptedEngine]]:
+        standing.append([entry.system for entry in entries])
+        yield {entry.system: ScriptedEngine(1.0) for entry in entries}
+
+    monkeypatch.setattr(placement_gpu, "engines", scripted)
+    options = parse_arguments(["--models", "dense", "--systems", "stock", "placed", "--batches", "1", "--reps", "1"])
+    figures = placement_gpu._measure(options, tmp_path)
+    assert standing == [["stock-eager-dense", "placed-eager-dense"], ["stock-dense", "placed-dense"]]
+    placed = figures["models"]["dense"]["placed"]
+    assert placed["collectives"] == {"prefill": [], "decode": []}
+    assert placed["decode_ms"] == {"1": 1.0}
+    assert placed["tokens"]["error"]["mean"] == placed["tokens_as_run"]["error"]["mean"] == 0.0
+    assert list(figures["links"]) == ["all-reduce"]

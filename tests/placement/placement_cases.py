@@ -6,10 +6,20 @@ from __future__ import annotations
 from typing import Any
 
 from tokenspeed_plugin.placement import Compiler, ModelGraph, ModelPlan, PlacementSpec, Residual
-from tokenspeed_plugin.placement.cost import CostModel, CostTable
+from tokenspeed_plugin.placement.algebra import COLLECTIVES
+from tokenspeed_plugin.placement.cost import CostModel, CostTable, LinkCost
 from tokenspeed_plugin.placement.models import declare
 
 TABLE = CostTable.load()
+BY_BYTES = TABLE.model_copy(
+    update={
+        "links": {
+            name: {kind: {2: LinkCost(latency_us=latency_us, gbytes_per_s=speed)} for kind in COLLECTIVES}
+            for name, latency_us, speed in (("node", 8.0, 310.0), ("network", 24.0, 42.0))
+        }
+    }
+)
+"""All collectives go at one speed, so that the cheapest plan is one that sends little."""
 
 _BASE: dict[str, Any] = {
     "vocab_size": 101,

@@ -56,6 +56,21 @@ def test_a_measured_link_passes_its_samples_and_is_a_line_on_logarithmic_scales_
     assert link.time_us(8e6) == pytest.approx(80.0)
 
 
+def test_a_measured_link_jumps_where_another_algorithm_begins() -> None:
+    samples = [Sample(ring_bytes=n, time_us=t) for n, t in ((1e3, 2.0), (2e3, 4.0), (8e3, 40.0), (16e3, 80.0))]
+    link = measured_link(samples, [4e3])
+    assert link.time_us(3e3) == pytest.approx(6.0)
+    assert link.time_us(4e3) == pytest.approx(20.0)
+    assert link.time_us(32e3) == pytest.approx(160.0)
+    assert link.time_us(1.0) == 2.0
+    assert measured_link(samples, [1.5e3]).changes_at == ()
+    assert measured_link(samples, [4e3, 9e3]).changes_at == (4e3,)
+    with pytest.raises(
+        ValueError, match=r"each algorithm of a link needs two measured sizes: .* changes at \(1500.0,\)"
+    ):
+        LinkCurve(samples=tuple(samples), changes_at=(1.5e3,))
+
+
 def test_a_measured_link_is_near_a_latency_and_a_bandwidth_where_there_is_nothing_else() -> None:
     truth = LinkCost(latency_us=7.5, gbytes_per_s=320)
     link = measured_link([Sample(ring_bytes=2**k, time_us=truth.time_us(2**k)) for k in range(10, 28, 2)])

@@ -4,6 +4,7 @@
 from vllm.compilation.backends import set_model_tag
 from vllm.compilation.decorators import support_torch_compile
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.models.registry import ModelRegistry
@@ -18,7 +19,9 @@ __all__ = [
     "RMSNorm",
     "RowParallelLinear",
     "UnquantizedLinearMethod",
+    "get_forward_context",
     "get_tp_group",
+    "is_forward_context_available",
     "make_empty_intermediate_tensors_factory",
     "set_model_tag",
     "support_torch_compile",

@@ -15,6 +15,9 @@ PLACEMENT: tuple[Capability, ...] = (
         "vllm.distributed.parallel_state:GroupCoordinator",
         attributes=("all_reduce", "all_gather", "reduce_scatter"),
     ),
+    Capability("vllm.forward_context:ForwardContext", fields=("is_padding",)),
+    Capability("vllm.forward_context:get_forward_context"),
+    Capability("vllm.forward_context:is_forward_context_available"),
     Capability("vllm.sequence:IntermediateTensors", parameters=("tensors",)),
     Capability(
         "vllm.model_executor.models.utils:make_empty_intermediate_tensors_factory", parameters=("keys", "hidden_size")
