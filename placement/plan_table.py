@@ -51,6 +51,15 @@ class PlanTable:
                 plans.append(plan)
         return cls(tuple(limits), tuple(plans))
 
+    def split(self, num_tokens: int) -> PlanTable:
+        """The same plans, where none serves both steps of fewer than ``num_tokens`` and larger ones."""
+        last = num_tokens - 1
+        if last < 1 or last >= self.limits_tokens[-1] or last in self.limits_tokens:
+            return self
+        at = self.index(last)
+        limits, plans = self.limits_tokens, self.plans
+        return PlanTable((*limits[:at], last, *limits[at:]), (*plans[:at], plans[at], *plans[at:]))
+
     def index(self, num_tokens: int) -> int:
         """Which plan serves a step of ``num_tokens``.
 

@@ -131,6 +131,8 @@ class Fusing(str, Enum):
 class Overlapping(str, Enum):
     """Whether large steps reduce parts of a linear layer's product while the others are computed."""
 
+    AUTO = "auto"
+    """Where it is known to gain: by the width of the model and the name of the GPU."""
     OFF = "off"
     ON = "on"
     """Where the fused kernel is used, in steps of thousands of tokens."""
@@ -150,7 +152,7 @@ class Options(NamedTuple):
 _KINDS: Final[dict[str, tuple[type[Enum], Enum]]] = {
     "residual": (Residual, Residual.AUTO),
     "fusion": (Fusing, Fusing.AUTO),
-    "overlap": (Overlapping, Overlapping.OFF),
+    "overlap": (Overlapping, Overlapping.AUTO),
 }
 """Options beside the specification: their values, and the one that holds when none is given."""
 
@@ -158,7 +160,7 @@ _KINDS: Final[dict[str, tuple[type[Enum], Enum]]] = {
 def split_options(text: str) -> Options:
     """Take ``residual=...``, ``fusion=...`` and ``overlap=...`` out of a ``--placement`` value.
 
-    Overlap needs all-reduces and the kernel behind them: it makes the residual replicated where that is left open.
+    Overlap needs all-reduces and the kernel behind them: who asks for it gets a replicated residual where that is left open.
 
     Raises:
         PlacementError: a value is none of those there are, or given twice, or two of them do not go together.
@@ -173,7 +175,7 @@ def split_options(text: str) -> Options:
             _refuse(text, f"{key}={'|'.join(values)} is not one of {', '.join(allowed)}")
         found[key] = kind(values[0]) if values else default
     options = Options(kept or "auto", found["residual"], found["fusion"], found["overlap"])
-    if options.overlapping is Overlapping.OFF:
+    if options.overlapping in (Overlapping.OFF, Overlapping.AUTO):
         return options
     together = f"overlap={options.overlapping.value}"
     if options.residual is Residual.SHARDED:

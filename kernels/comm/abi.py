@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Final, NamedTuple
 
 MAX_RANKS: Final = 8
 HANDLE_BYTES: Final = 64
@@ -12,6 +12,7 @@ DEPENDENT_LAUNCH: Final = 1
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 
 _COUNTS = ("rank", "num_ranks", "rows", "hidden", "max_rows", "element_type", "weight_type", "launch_flags")
+_AHEAD = ("ahead_rows", "ahead_bytes")
 
 
 class Params(ctypes.Structure):
@@ -20,14 +21,27 @@ class Params(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("branch", "other", "residual", "weight", "normed", "total")),
         ("staging", ctypes.c_void_p * MAX_RANKS),
+        ("ahead", ctypes.c_void_p),
         ("last_slots", ctypes.c_void_p),
         ("timeout_ns", ctypes.c_uint64),
         ("branch_stride", ctypes.c_int64),
         ("residual_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in _COUNTS),
+        ("ahead_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in (*_COUNTS, *_AHEAD)),
         ("epsilon", ctypes.c_float),
         ("weight_offset", ctypes.c_float),
     ]
+
+
+class SentPart(NamedTuple):
+    """A copy to a peer: addresses, bytes, the peer's flag and what is written there, and the event that marks its end."""
+
+    source: int
+    target: int
+    num_bytes: int
+    flag: int
+    value: int
+    event: int
 
 
 class CommError(RuntimeError):
@@ -57,8 +71,17 @@ class CommLibrary:
         library.tokenspeed_comm_read_probe.argtypes = [device, block, ctypes.POINTER(ctypes.c_uint64)]
         library.tokenspeed_comm_prepare.argtypes = [device, block]
         library.tokenspeed_comm_all_reduce_add_norm.argtypes = [device, block, ctypes.c_void_p]
-        library.tokenspeed_comm_send.argtypes = [device, address, address, size, address, ctypes.c_uint32, address]
-        library.tokenspeed_comm_await.argtypes = [device, address, ctypes.c_uint32, ctypes.c_uint64, address]
+        library.tokenspeed_comm_event.argtypes = [device, out]
+        library.tokenspeed_comm_send.argtypes = [
+            device,
+            address,
+            address,
+            size,
+            address,
+            ctypes.c_uint32,
+            *[address] * 4,
+        ]
+        library.tokenspeed_comm_await.argtypes = [device, address, ctypes.c_uint32, ctypes.c_uint64, address, address]
         built, described = library.tokenspeed_comm_params_bytes(), ctypes.sizeof(Params)
         if built != described:
             raise RuntimeError(f"{path}: Params has {built} bytes there and {described} here; rebuild the library")
@@ -109,13 +132,24 @@ class CommLibrary:
         """Launch the kernel on a CUDA stream."""
         self._check(self._library.tokenspeed_comm_all_reduce_add_norm(device, ctypes.byref(params), stream))
 
-    def send(self, device: int, source: int, target: int, num_bytes: int, flag: int, value: int, stream: int) -> None:
-        """Copy to a peer's memory without a multiprocessor, then write `value` to its flag, on a CUDA stream."""
-        self._check(self._library.tokenspeed_comm_send(device, source, target, num_bytes, flag, value, stream))
+    def event(self, device: int) -> int:
+        """A mark in a stream, for `send`."""
+        event = ctypes.c_void_p()
+        self._check(self._library.tokenspeed_comm_event(device, ctypes.byref(event)))
+        return event.value or 0
 
-    def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int) -> None:
-        """Make a CUDA stream wait until a peer has written `value` or a later one to this rank's flag."""
-        self._check(self._library.tokenspeed_comm_await(device, flag, value, timeout_ns, stream))
+    def send(self, device: int, part: SentPart, producer: int, streams: tuple[int, int]) -> None:
+        """Copy to a peer's memory what the stream `producer` has made, then write the peer's flag; no multiprocessor copies.
+
+        `streams`: for copies and for flags. The part's event marks the end of the copy.
+        """
+        source, target, num_bytes, flag, value, event = part
+        send = self._library.tokenspeed_comm_send
+        self._check(send(device, source, target, num_bytes, flag, value, producer, *streams, event))
+
+    def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int, event: int) -> None:
+        """Make a stream wait for an event, and until a peer has written `value` or a later one to this rank's flag."""
+        self._check(self._library.tokenspeed_comm_await(device, flag, value, timeout_ns, stream, event))
 
     def _check(self, status: int) -> None:
         if status != 0:

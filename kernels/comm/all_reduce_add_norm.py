@@ -109,7 +109,10 @@ class AllReduceAddNorm:
         self.dependent_launch = dependent_launch
         self._library, self._rank = library, rank
         self._timeout_ns = int(timeout_s * 1e9)
-        library.prepare(device.index, self._params(len(memory.addresses)))
+        self._num_ranks = len(memory.addresses)
+        # A launch copies its parameters, so two blocks of them serve all launches: filling new ones took most of a call's time.
+        self._blocks = {num_ranks: self._params(num_ranks) for num_ranks in (1, self._num_ranks)}
+        library.prepare(device.index, self._blocks[self._num_ranks])
 
     def with_plain_launch(self) -> AllReduceAddNorm:
         """The same memory and the same count of calls, but each launch waits until the previous kernel has drained."""
@@ -142,6 +145,7 @@ class AllReduceAddNorm:
         epsilon: float,
         weight_offset: float = 0.0,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
+        ahead: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """RMS norm of `residual` plus the sum of all ranks' `branch`, and that sum.
 
@@ -152,13 +156,14 @@ class AllReduceAddNorm:
             epsilon: added to the mean of squares.
             weight_offset: added to the weight.
             out: contiguous tensors to write to.
+            ahead: `[out, in]`, weights that the next kernel reads; the front of their rows is brought into the L2 meanwhile.
 
         Raises:
             ValueError: a shape, type or layout is not what the kernel takes; nothing was launched.
         """
         if branch.shape[0] > self.shape.max_rows:
             raise ValueError(f"branch: {branch.shape[0]} rows, allowed: {self.shape.max_rows}")
-        return self._launch(len(self.memory.addresses), branch, residual, weight, epsilon, weight_offset, out)
+        return self._launch(self._num_ranks, branch, residual, weight, epsilon, weight_offset, out, ahead=ahead)
 
     def add_norm(
         self,
@@ -186,28 +191,21 @@ class AllReduceAddNorm:
         weight_offset: float,
         out: tuple[torch.Tensor, torch.Tensor] | None,
         other: torch.Tensor | None = None,
+        ahead: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = branch.shape[0]
-        self._require_rows(branch, "branch", rows)
-        if residual is not None:
-            self._require_rows(residual, "residual", rows)
+        rows, params = branch.shape[0], self._blocks[num_ranks]
+        params.branch, params.branch_stride = self._address(branch, "branch", rows), branch.stride(0)
+        params.other = None if other is None else self._address(other, "other", rows, packed=True)
+        params.residual = None if residual is None else self._address(residual, "residual", rows)
+        params.residual_stride = 0 if residual is None else residual.stride(0)
         self._require_weight(weight)
+        params.weight = None if weight is None else weight.data_ptr()
+        params.weight_type = BFLOAT16 if weight is None else WEIGHT_TYPES[weight.dtype]
         normed, total = out or (self._new(rows), self._new(rows))
-        packed = ((normed, "normed"), (total, "total"), *(((other, "other"),) if other is not None else ()))
-        for tensor, name in packed:
-            self._require_rows(tensor, name, rows)
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name}: strides {tensor.stride()}, allowed: contiguous")
-        params = self._params(num_ranks)
-        params.branch, params.branch_stride = branch.data_ptr(), branch.stride(0)
-        if other is not None:
-            params.other = other.data_ptr()
-        if residual is not None:
-            params.residual, params.residual_stride = residual.data_ptr(), residual.stride(0)
-        if weight is not None:
-            params.weight, params.weight_type = weight.data_ptr(), WEIGHT_TYPES[weight.dtype]
-        params.normed, params.total, params.rows = normed.data_ptr(), total.data_ptr(), rows
-        params.epsilon, params.weight_offset = epsilon, weight_offset
+        params.normed = self._address(normed, "normed", rows, packed=True)
+        params.total = self._address(total, "total", rows, packed=True)
+        params.rows, params.epsilon, params.weight_offset = rows, epsilon, weight_offset
+        params.ahead, params.ahead_rows, params.ahead_stride, params.ahead_bytes = fetched_ahead(ahead)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         self._library.all_reduce_add_norm(self.device.index, params, stream)
         return normed, total
@@ -234,14 +232,21 @@ class AllReduceAddNorm:
     def _new(self, rows: int) -> torch.Tensor:
         return torch.empty(rows, self.shape.hidden, dtype=self.shape.dtype, device=self.device)
 
-    def _require_rows(self, tensor: torch.Tensor, name: str, rows: int) -> None:
-        if tuple(tensor.shape) != (rows, self.shape.hidden):
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {(rows, self.shape.hidden)}")
-        if tensor.dtype != self.shape.dtype or tensor.device != self.device:
-            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, allowed: {self.shape.dtype} on {self.device}")
+    def _address(self, tensor: torch.Tensor, name: str, rows: int, *, packed: bool = False) -> int:
+        """Of a tensor that the kernel takes; `packed`: row behind row."""
+        address, shape = tensor.data_ptr(), self.shape
+        if tensor.shape != (rows, shape.hidden):
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, allowed: {(rows, shape.hidden)}")
+        if tensor.dtype != shape.dtype or tensor.device != self.device:
+            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, allowed: {shape.dtype} on {self.device}")
+        if tensor.is_contiguous() and address % 16 == 0:
+            return address
+        if packed:
+            raise ValueError(f"{name}: strides {tensor.stride()}, allowed: contiguous, from a multiple of 16")
         row_stride = tensor.stride(0) if rows > 1 else 0
-        if tensor.stride(1) != 1 or row_stride % limits.LANE_ELEMENTS or tensor.data_ptr() % 16:
+        if tensor.stride(1) != 1 or row_stride % limits.LANE_ELEMENTS or address % 16:
             raise ValueError(f"{name}: strides {tensor.stride()}, allowed: (a multiple of 8, 1), from a multiple of 16")
+        return address
 
     def _require_weight(self, weight: torch.Tensor | None) -> None:
         if weight is None:
@@ -252,3 +257,14 @@ class AllReduceAddNorm:
             raise ValueError(
                 f"weight: {weight.dtype} on {weight.device}, allowed: {self.shape.dtype} or fp32 on {self.device}"
             )
+
+
+def fetched_ahead(ahead: torch.Tensor | None) -> tuple[int | None, int, int, int]:
+    """Address, rows, bytes between rows and bytes of each row that are fetched ahead; nothing of what is no packed matrix."""
+    if ahead is None or ahead.dim() != 2 or not ahead.is_contiguous():
+        return None, 0, 0, 0
+    rows, stride_bytes, address = ahead.shape[0], ahead.stride(0) * ahead.element_size(), ahead.data_ptr()
+    fetched_bytes = limits.fetched_bytes(rows, stride_bytes)
+    if fetched_bytes == 0 or stride_bytes % 16 or address % 16:
+        return None, 0, 0, 0
+    return address, rows, stride_bytes, fetched_bytes

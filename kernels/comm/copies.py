@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tokenspeed_plugin.kernels.comm import library as comm
+from tokenspeed_plugin.kernels.comm.abi import SentPart
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import TIMEOUT_S, RowShape
 from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS
 from tokenspeed_plugin.kernels.comm.overlap import Terms, Transfer
@@ -54,18 +55,23 @@ class CopyExchange:
         self.memory, self.device, self.library = memory, device, library
         self.own, self.peer = memory.addresses[rank], memory.addresses[1 - rank]
         self.row_bytes = shape.hidden * shape.dtype.itemsize
+        self.buffer_bytes = shape.max_rows * self.row_bytes
         self.timeout_ns = int(timeout_s * 1e9)
-        self.stream = torch.cuda.Stream(device, priority=-1)
-        self.received = _view(self.own, (NUM_BUFFERS, shape.max_rows, shape.hidden), shape.dtype, device)
-        self._flags = NUM_BUFFERS * shape.max_rows * self.row_bytes
+        self.streams = tuple(torch.cuda.Stream(device, priority=-1) for _ in ("copies", "flags"))
+        self.raw_streams = (self.streams[0].cuda_stream, self.streams[1].cuda_stream)
+        self.events = [library.event(device.index) for _ in range(MAX_PARTS)]
+        self.dtype, self.hidden = shape.dtype, shape.hidden
+        self.received = [
+            _view(self.own + index * self.buffer_bytes, (shape.max_rows, shape.hidden), shape.dtype, device)
+            for index in range(NUM_BUFFERS)
+        ]
+        self._flags = NUM_BUFFERS * self.buffer_bytes
         self._calls = 0
 
     def begin(self, product: torch.Tensor) -> Transfer:
         """See `Exchange`."""
-        if product.dtype != self.received.dtype or product.shape[1] != self.received.shape[2]:
-            raise ValueError(
-                f"product: {product.dtype} of {product.shape[1]}, allowed: {self.received.dtype} of {self.received.shape[2]}"
-            )
+        if product.dtype != self.dtype or product.shape[1] != self.hidden:
+            raise ValueError(f"product: {product.dtype} of {product.shape[1]}, allowed: {self.dtype} of {self.hidden}")
         self._calls += 1
         return _CopyTransfer(self, product, self._calls)
 
@@ -78,36 +84,26 @@ class _CopyTransfer:
     def __init__(self, exchange: CopyExchange, product: torch.Tensor, call: int) -> None:
         self._exchange, self._product = exchange, product
         self._buffer, self._value = call % NUM_BUFFERS, call & 0xFFFF_FFFF
-        self._sent: dict[int, torch.cuda.Event] = {}
+        self._stream = torch.cuda.current_stream(exchange.device).cuda_stream
+        self._source = product.data_ptr()
+        self._target = exchange.peer + self._buffer * exchange.buffer_bytes
 
     def start(self, part: int, first: int, end: int) -> None:
-        exchange, rows = self._exchange, self._product[first:end]
-        exchange.stream.wait_stream(torch.cuda.current_stream(exchange.device))
-        row = self._buffer * exchange.received.shape[1] + first
-        exchange.library.send(
-            exchange.device.index,
-            rows.data_ptr(),
-            exchange.peer + row * exchange.row_bytes,
-            (end - first) * exchange.row_bytes,
-            exchange.flag(exchange.peer, part),
-            self._value,
-            exchange.stream.cuda_stream,
-        )
-        self._sent[part] = exchange.stream.record_event()
+        exchange = self._exchange
+        offset, num_bytes = first * exchange.row_bytes, (end - first) * exchange.row_bytes
+        flag, event = exchange.flag(exchange.peer, part), exchange.events[part]
+        sent = SentPart(self._source + offset, self._target + offset, num_bytes, flag, self._value, event)
+        exchange.library.send(exchange.device.index, sent, self._stream, exchange.raw_streams)
 
     def wait(self, part: int, first: int, end: int) -> Terms:
+        # It waits for the own copy, too: what is sent must stay as it is until it has been sent.
         exchange = self._exchange
-        stream = torch.cuda.current_stream(exchange.device)
-        # What is sent must stay as it is until it has been sent.
-        stream.wait_event(self._sent.pop(part))
-        exchange.library.wait(
-            exchange.device.index,
-            exchange.flag(exchange.own, part),
-            self._value,
-            exchange.timeout_ns,
-            stream.cuda_stream,
-        )
-        return Terms(self._product[first:end], exchange.received[self._buffer, first:end])
+        flag, event = exchange.flag(exchange.own, part), exchange.events[part]
+        exchange.library.wait(exchange.device.index, flag, self._value, exchange.timeout_ns, self._stream, event)
+        other = exchange.received[self._buffer]
+        if end - first == len(self._product):
+            return Terms(self._product, other[:end])
+        return Terms(self._product[first:end], other[first:end])
 
 
 def memory_bytes(shape: RowShape) -> int:

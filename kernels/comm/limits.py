@@ -17,9 +17,20 @@ MAX_SENT_BYTES: Final = 1 << 20
 Set when twice the payload was sent: on two H200s 1.0 MiB took 9.7 us where vLLM's all-reduce and a norm took 12.1, and 1.75 MiB took 17.3
 where they took 16.0."""
 
+AHEAD_BYTES: Final = 12 << 20
+"""Of the next layer's weights that a call brings into the L2, at most: what the memory of an H200 gives in the 3 us that a call takes."""
+_LINE_BYTES: Final = 128
+
 PART_ROWS: Final = 1024
 """Rows of a part of a linear layer whose reduction is overlapped, at least: fewer fill no GPU, and a part costs a few launches."""
 MAX_PARTS: Final = 4
+OVERLAP_HIDDEN: Final = 4096
+"""Width from which on an overlap is chosen unasked: with it the GPU is what a prefill of 8,192 tokens waits for (1.10 times as fast on two
+H200s, 36 layers), with 2048 the host is, which launches more."""
+OVERLAP_DEVICES: Final = ("H200",)
+"""In the names of the GPUs on which that was measured."""
+SUM_PART_BYTES: Final = 32 << 20
+"""Of a part of a sum that is there as a whole: its norm runs while the next part comes, which has to be worth the launches."""
 
 
 def num_parts(rows: int, part_rows: int = PART_ROWS) -> int:
@@ -30,6 +41,13 @@ def num_parts(rows: int, part_rows: int = PART_ROWS) -> int:
 def fitting_rows(hidden: int, num_ranks: int) -> int:
     """Rows that one call should have, at most."""
     return max(1, min(MAX_ROWS, MAX_SENT_BYTES // (hidden * 2 * max(num_ranks - 1, 1))))
+
+
+def fetched_bytes(rows: int, row_bytes: int) -> int:
+    """Bytes at the front of each row of a weight that are fetched ahead: whole lines, or the whole row; none of too many rows."""
+    if not 0 < rows * _LINE_BYTES <= AHEAD_BYTES:
+        return 0
+    return min(AHEAD_BYTES // rows // _LINE_BYTES * _LINE_BYTES, row_bytes)
 
 
 def refusal(hidden: int, dtype: str, max_rows: int, num_ranks: int) -> str | None:

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.library import Library
 
-from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, Sums, group_of, reduce_add_norm
-from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
+from tokenspeed_plugin.kernels.comm.operation import (
+    ReductionGroup,
+    Sums,
+    group_of,
+    is_captured,
+    norms_of_parts,
+    reduce_add_norm,
+)
 
 if TYPE_CHECKING:
-    from tokenspeed_plugin.kernels.comm.overlap import Overlap, Terms
+    from tokenspeed_plugin.kernels.comm.overlap import Overlap
 
 NAME: Final = "linear_all_reduce_add_norm"
 _SCHEMA: Final = (
     f"{NAME}(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? norm_weight, float epsilon,"
-    " float weight_offset, str group) -> (Tensor, Tensor)"
+    " float weight_offset, str group, Tensor? ahead=None) -> (Tensor, Tensor)"
 )
 
 
@@ -51,6 +57,7 @@ def linear_all_reduce_add_norm(
     epsilon: float,
     weight_offset: float,
     group: str,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of `residual` plus the sum over all ranks of `linear` of `rows` `[rows, in]`, and that sum; both `[rows, out]`, new.
 
@@ -58,7 +65,7 @@ def linear_all_reduce_add_norm(
         ValueError: the group is not registered in this process.
     """
     normed, total = torch.ops.tokenspeed.linear_all_reduce_add_norm(
-        rows, linear.weight, linear.bias, residual, norm_weight, epsilon, weight_offset, group
+        rows, linear.weight, linear.bias, residual, norm_weight, epsilon, weight_offset, group, ahead
     )
     return normed, total
 
@@ -72,17 +79,14 @@ def _run(
     epsilon: float,
     weight_offset: float,
     group: str,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     members, linear = group_of(group), Linear(weight, bias)
     norm = (norm_weight, epsilon, weight_offset)
     overlap = members.overlap
-    if overlap is not None and rows.dim() == 2 and not _is_captured(rows) and len(overlap.parts(len(rows))) > 1:
+    if overlap is not None and rows.dim() == 2 and not is_captured(rows) and len(overlap.parts(len(rows))) > 1:
         return _in_parts(members, overlap, linear, rows, residual, norm)
-    return reduce_add_norm(members, linear(rows), residual, *norm)
-
-
-def _is_captured(rows: torch.Tensor) -> bool:
-    return rows.is_cuda and torch.cuda.is_current_stream_capturing()
+    return reduce_add_norm(members, linear(rows), residual, *norm, ahead)
 
 
 def _in_parts(
@@ -100,27 +104,7 @@ def _in_parts(
     for index, (first, end) in enumerate(parts):
         linear.write(rows[first:end], product[first:end])
         transfer.start(index, first, end)
-    sums = Sums(torch.empty_like(product), torch.empty_like(product))
-    for index, (first, end) in enumerate(parts):
-        own = None if residual is None else residual[first:end]
-        out = Sums(sums.normed[first:end], sums.total[first:end])
-        _add_norm(members, transfer.wait(index, first, end), own, norm, out)
-    return sums
-
-
-def _add_norm(
-    members: ReductionGroup,
-    terms: Terms,
-    residual: torch.Tensor | None,
-    norm: tuple[torch.Tensor | None, float, float],
-    out: Sums,
-) -> None:
-    kernel = members.kernel
-    if kernel is not None and kernel.takes(terms.own, residual, norm[0]):
-        kernel.add_norm(terms.own, residual, *norm, out=out, other=terms.other)
-        return
-    for target, value in zip(out, add_norm_reference(terms.total(), residual, *norm), strict=True):
-        target.copy_(value)
+    return norms_of_parts(members, transfer, parts, residual, norm, product)
 
 
 def _shapes(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,28 +13,37 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch.library import Library
 
+from tokenspeed_plugin.kernels.comm.overlap import parts_of_sum
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm
-    from tokenspeed_plugin.kernels.comm.overlap import Overlap
+    from tokenspeed_plugin.kernels.comm.overlap import Exchange, Overlap, Terms, Transfer
 
 NAME: Final = "all_reduce_add_norm"
 _SCHEMA: Final = (
-    f"{NAME}(Tensor branch, Tensor? residual, Tensor? weight, float epsilon, float weight_offset, str group)"
-    " -> (Tensor, Tensor)"
+    f"{NAME}(Tensor branch, Tensor? residual, Tensor? weight, float epsilon, float weight_offset, str group,"
+    " Tensor? ahead=None) -> (Tensor, Tensor)"
 )
 
 
 @dataclass(frozen=True)
 class ReductionGroup:
-    """A group of ranks: its own all-reduce, which leaves its input alone, the kernel and the overlap where there is one."""
+    """A group of ranks.
+
+    Attributes:
+        all_reduce: its own, which leaves its input alone.
+        kernel: the fused one, where there is one.
+        overlap: how linear layers in front are overlapped, if they are.
+        exchange: what takes the group's place where the kernel has too few rows and nothing is captured.
+    """
 
     all_reduce: Callable[[torch.Tensor], torch.Tensor]
     kernel: AllReduceAddNorm | None = None
     overlap: Overlap | None = None
+    exchange: Exchange | None = None
 
 
 class Sums(NamedTuple):
@@ -76,13 +85,18 @@ def all_reduce_add_norm(
     epsilon: float,
     weight_offset: float,
     group: str,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of `residual` plus the sum of all ranks' `branch` `[rows, hidden]`, and that sum; both new.
+
+    `ahead`: weights that the next layer reads, of which the kernel brings a part into the L2 meanwhile.
 
     Raises:
         ValueError: the group is not registered in this process.
     """
-    normed, total = torch.ops.tokenspeed.all_reduce_add_norm(branch, residual, weight, epsilon, weight_offset, group)
+    normed, total = torch.ops.tokenspeed.all_reduce_add_norm(
+        branch, residual, weight, epsilon, weight_offset, group, ahead
+    )
     return normed, total
 
 
@@ -93,8 +107,9 @@ def _run(
     epsilon: float,
     weight_offset: float,
     group: str,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return reduce_add_norm(group_of(group), branch, residual, weight, epsilon, weight_offset)
+    return reduce_add_norm(group_of(group), branch, residual, weight, epsilon, weight_offset, ahead)
 
 
 def reduce_add_norm(
@@ -104,6 +119,7 @@ def reduce_add_norm(
     weight: torch.Tensor | None,
     epsilon: float,
     weight_offset: float,
+    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the operation does, in the one way of three that fits the operands."""
     kernel = members.kernel
@@ -111,8 +127,54 @@ def reduce_add_norm(
         return add_norm_reference(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
     branch, residual = branch.contiguous(), None if residual is None else residual.contiguous()
     if branch.shape[0] <= kernel.max_rows:
-        return kernel(branch, residual, weight, epsilon, weight_offset)
+        return kernel(branch, residual, weight, epsilon, weight_offset, ahead=ahead)
+    exchange = members.exchange
+    if exchange is not None and len(branch) <= (exchange.max_rows or 0) and not is_captured(branch):
+        transfer = exchange.begin(branch)
+        parts = parts_of_sum(len(branch), branch.shape[1] * branch.element_size())
+        for index, (first, end) in enumerate(parts):
+            transfer.start(index, first, end)
+        return norms_of_parts(members, transfer, parts, residual, (weight, epsilon, weight_offset), branch)
     return kernel.add_norm(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being made of what runs now."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def norms_of_parts(
+    members: ReductionGroup,
+    transfer: Transfer,
+    parts: tuple[tuple[int, int], ...],
+    residual: torch.Tensor | None,
+    norm: tuple[torch.Tensor | None, float, float],
+    like: torch.Tensor,
+) -> Sums:
+    """The norms of parts that are on their way, one by one as they come in; `norm`: weight, epsilon, offset."""
+    sums = Sums(torch.empty_like(like), torch.empty_like(like))
+    for index, (first, end) in enumerate(parts):
+        own, out = residual, sums
+        if len(parts) > 1:
+            own = None if residual is None else residual[first:end]
+            out = Sums(sums.normed[first:end], sums.total[first:end])
+        _add_norm(members, transfer.wait(index, first, end), own, norm, out)
+    return sums
+
+
+def _add_norm(
+    members: ReductionGroup,
+    terms: Terms,
+    residual: torch.Tensor | None,
+    norm: tuple[torch.Tensor | None, float, float],
+    out: Sums,
+) -> None:
+    kernel = members.kernel
+    if kernel is not None and kernel.takes(terms.own, residual, norm[0]):
+        kernel.add_norm(terms.own, residual, *norm, out=out, other=terms.other)
+        return
+    for target, value in zip(out, add_norm_reference(terms.total(), residual, *norm), strict=True):
+        target.copy_(value)
 
 
 def _shapes(branch: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import torch
 from torch import distributed
 
-from tokenspeed_plugin.kernels.comm.limits import PART_ROWS, num_parts
+from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS, PART_ROWS, SUM_PART_BYTES, num_parts
 from tokenspeed_plugin.kernels.comm.peer_memory import settle
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ class Exchange(Protocol):
         ...
 
 
+@functools.lru_cache(maxsize=256)
+def parts_of_product(rows: int, part_rows: int) -> tuple[tuple[int, int], ...]:
+    """Parts of a product that are computed one after the other; one when there is nothing to overlap."""
+    count = num_parts(rows, part_rows)
+    if count == 1:
+        return ((0, rows),)
+    return _cut(
+        rows, part_rows if count > 2 else -(-rows // count), count, _ALIGNED_ROWS if part_rows >= _ALIGNED_ROWS else 1
+    )
+
+
 @dataclass(frozen=True)
 class Overlap:
     """How large steps are cut into parts.
@@ -80,12 +92,26 @@ class Overlap:
     def parts(self, rows: int) -> tuple[tuple[int, int], ...]:
         """First row of each part and the one behind its last; one part when there is nothing to overlap."""
         most = self.exchange.max_rows
-        count = num_parts(rows, self.part_rows)
-        if count == 1 or (most is not None and rows > most):
+        if most is not None and rows > most:
             return ((0, rows),)
-        aligned = _ALIGNED_ROWS if self.part_rows >= _ALIGNED_ROWS else 1
-        borders = [-(-rows * index // count // aligned) * aligned for index in range(count)] + [rows]
-        return tuple(pairwise(borders))
+        return parts_of_product(rows, self.part_rows)
+
+
+def _cut(rows: int, end_rows: int, count: int, aligned: int) -> tuple[tuple[int, int], ...]:
+    """Parts that end at multiples of `aligned`; the first and the last have about `end_rows`, the rest is cut evenly.
+
+    A small first part starts the first transfer early, and the transfer of a small last one is soon over: nothing overlaps them.
+    """
+    middle = rows - 2 * end_rows
+    ends = [end_rows + middle * index // max(count - 2, 1) for index in range(count - 1)]
+    return tuple(pairwise((0, *(-(-end // aligned) * aligned for end in ends), rows)))
+
+
+@functools.lru_cache(maxsize=256)
+def parts_of_sum(rows: int, row_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Parts of a sum whose terms are there as a whole."""
+    count = max(1, min(rows * row_bytes // SUM_PART_BYTES, MAX_PARTS))
+    return tuple(pairwise([rows * index // count for index in range(count + 1)]))
 
 
 class _GroupTransfer:

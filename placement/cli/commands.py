@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from tokenspeed_plugin.kernels.comm.limits import OVERLAP_HIDDEN
 from tokenspeed_plugin.placement.algebra import PlacementError
 from tokenspeed_plugin.placement.choice import choose
 from tokenspeed_plugin.placement.cli.rendering import render
@@ -38,7 +39,7 @@ def explain_command(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     placement: Annotated[str, typer.Option(help=f"auto, or {FORM}.")] = "auto",
     residual: Annotated[Residual, typer.Option(help="Let the cost model choose, or force one.")] = Residual.AUTO,
-    overlap: Annotated[Overlapping, typer.Option(help="Linear layers over their reductions.")] = Overlapping.OFF,
+    overlap: Annotated[Overlapping, typer.Option(help="Linear layers over their reductions.")] = Overlapping.AUTO,
     decode: Annotated[list[int] | None, typer.Option(min=1, help="Decode batch size; may be repeated.")] = None,
     prefill: Annotated[list[int] | None, typer.Option(min=1, help="Prefill tokens; may be repeated.")] = None,
     cost_table: Annotated[Path | None, typer.Option(help="Another machine's numbers, as JSON.")] = None,
@@ -52,7 +53,7 @@ def explain_command(
         graph = with_pipeline(declare(model, read_config(model)), pp)
         options = split_options(f"{placement},residual={residual.value},overlap={overlap.value}")
         spec = choose(graph, world, table) if options.spec == "auto" else PlacementSpec.parse(options.spec)
-        overlaps = overlap is not Overlapping.OFF
+        overlaps = _overlaps(overlap, graph.sizes["hidden"])
         result = explain(graph, spec, world, steps, table=table, residual=options.residual, overlaps=overlaps)
     except (PlacementError, ValidationError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -63,6 +64,11 @@ def explain_command(
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:
         render(result)
+
+
+def _overlaps(overlap: Overlapping, hidden: int) -> bool:
+    """Whether linear layers overlap on the GPUs that the cost table is of."""
+    return hidden >= OVERLAP_HIDDEN if overlap is Overlapping.AUTO else overlap is not Overlapping.OFF
 
 
 def _drawing(result: Explanation) -> str:

@@ -10,7 +10,6 @@ import torch
 
 from tokenspeed_plugin.placement.algebra import Conversion
 from tokenspeed_plugin.placement.plan import Compute, Move, SectionPlan
-from tokenspeed_plugin.placement.runtime.communicator import OverlappingCommunicator
 from tokenspeed_plugin.placement.runtime.open_linear import open_writer
 from tokenspeed_plugin.placement.runtime.residual_sum import WAITING, OpenSum, Sum, open_operands, sums_before_norms
 
@@ -50,8 +49,8 @@ class CompiledDecoderLayer:
 
     A residual sum that a norm reads first is left to the norm, which does both in one kernel. The last sum of a section
     may wait for the norm of the next one (``leaves`` there, ``takes`` here): the stream then travels as two values.
-    ``reductions`` are the all-reduces that norms take over as well, by the buffer that they would fill. Where the communicator
-    overlaps, they take the linear layer in front of the all-reduce, too: the buffer then has what that layer reads.
+    ``reductions`` are the all-reduces that norms take over as well, by the buffer that they would fill. With ``overlaps``, which the communicator
+    must be able to, they take the linear layer in front of the all-reduce, too: the buffer then has what that layer reads.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class CompiledDecoderLayer:
         takes: OpenSum | None = None,
         leaves: OpenSum | None = None,
         reductions: Mapping[str, Move] | None = None,
+        overlaps: bool = False,
     ) -> None:
         self._mesh = mesh
         self._rank = rank
@@ -72,7 +72,7 @@ class CompiledDecoderLayer:
         steps, sums = sums_before_norms(plan, modules, takes=takes, leaves=leaves, reductions=reductions)
         slots = _slots(plan, steps, sums)
         results = open_operands(plan, reductions or {}) if leaves else (plan.exit_buffer,)
-        if isinstance(communicator, OverlappingCommunicator):
+        if overlaps:
             sums = {index: _with_writer(sum_, steps, modules) for index, sum_ in sums.items()}
         self._open = {sum_.reads[-1] for sum_ in sums.values() if sum_.writer is not None}
         if leaves is not None and leaves.writer is not None:

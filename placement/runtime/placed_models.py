@@ -119,14 +119,15 @@ class PlacedBody:
         overlaps = isinstance(communicator, OverlappingGroupCommunicator)
         request.settle(vllm_config, fused=isinstance(communicator, FusedGroupCommunicator), overlapped=overlaps)
         modules = bind(plans.graph, binding, inner, layers[first:end], open_linears=overlaps)
-        planned = PlannedModel(plans.graph, plans.table, group.rank_in_group, modules, communicator)
-        self._table = plans.table
-        most_parts = max(plan.token_multiple for plan in plans.table.plans)
+        least_tokens = communicator.least_tokens if isinstance(communicator, OverlappingGroupCommunicator) else 1
+        self._table = table = plans.table.split(least_tokens)
+        planned = PlannedModel(plans.graph, table, group.rank_in_group, modules, communicator, least_tokens)
+        most_parts = max(plan.token_multiple for plan in table.plans)
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-        self._mask = PaddingMask(max(plans.table.limits_tokens[-1], captured) + most_parts, group.device)
+        self._mask = PaddingMask(max(table.limits_tokens[-1], captured) + most_parts, group.device)
         self._bodies = [
             _body(index, vllm_config=vllm_config, inner=inner, planned=planned, multiple=plan.token_multiple)
-            for index, plan in enumerate(plans.table.plans)
+            for index, plan in enumerate(table.plans)
         ]
         overlapped = sum(
             getattr(own, "linear", _no_linear)() is not None for section in modules for own in section.values()

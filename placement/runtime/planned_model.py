@@ -36,17 +36,19 @@ class PlannedModel:
         rank: int,
         modules: Sequence[Mapping[str, Module]],
         communicator: Communicator,
+        overlap_tokens: int = 1,
     ) -> None:
-        """Bind the plans.
+        """Bind the plans; those for steps of fewer than ``overlap_tokens`` leave linear layers as they are.
 
         Raises:
             PlacementError: a collective would move parts of different sizes; names the value and the lengths.
         """
         self._table = table
         self._layers: list[list[CompiledDecoderLayer]] = []
-        for plan in table.plans:
+        for limit, plan in zip(table.limits_tokens, table.plans, strict=True):
             _check_even(graph, plan)
-            self._layers.append(_layers(plan, rank, modules, communicator))
+            overlaps = isinstance(communicator, OverlappingCommunicator) and limit >= overlap_tokens
+            self._layers.append(_layers(plan, rank, modules, communicator, overlaps))
 
     def padded_tokens(self, num_tokens: int) -> int:
         """Tokens of a step with padding, over all data-parallel ranks."""
@@ -78,13 +80,12 @@ class PlannedModel:
 
 
 def _layers(
-    plan: ModelPlan, rank: int, modules: Sequence[Mapping[str, Module]], communicator: Communicator
+    plan: ModelPlan, rank: int, modules: Sequence[Mapping[str, Module]], communicator: Communicator, overlaps: bool
 ) -> list[CompiledDecoderLayer]:
     """The sections; between two of them a residual sum stays open when the second one begins with its norm."""
     sections = list(zip(plan.sections, modules, strict=True))
     opened = [leaves_open(*before) and takes_open(*behind) for before, behind in pairwise(sections)]
     fuses = isinstance(communicator, FusingCommunicator)
-    overlaps = isinstance(communicator, OverlappingCommunicator)
     layers = []
     takes: OpenSum | None = None
     for index, (section, own) in enumerate(sections):
@@ -98,7 +99,15 @@ def _layers(
         leaves = crossing if behind else None
         layers.append(
             CompiledDecoderLayer(
-                plan.mesh, rank, section, own, communicator, takes=takes, leaves=leaves, reductions=reductions
+                plan.mesh,
+                rank,
+                section,
+                own,
+                communicator,
+                takes=takes,
+                leaves=leaves,
+                reductions=reductions,
+                overlaps=overlaps,
             )
         )
         takes = leaves

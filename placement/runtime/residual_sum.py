@@ -42,11 +42,15 @@ class AddNorm(Protocol):
 
 
 class RmsNorm(NamedTuple):
-    """What a kernel has to know of a norm: it multiplies by ``weight + weight_offset``."""
+    """What a kernel has to know of a norm: it multiplies by ``weight + weight_offset``.
+
+    ``ahead``: weights that the layer behind it reads, which a kernel may fetch while it waits.
+    """
 
     weight: torch.Tensor | None
     epsilon: float
     weight_offset: float
+    ahead: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -44,7 +44,7 @@ class PlacementRequest:
     digest: str = ""
     fusion: str = Fusing.AUTO.value
     fused: bool = False
-    overlap: str = Overlapping.OFF.value
+    overlap: str = Overlapping.AUTO.value
     overlapped: bool = False
 
     @classmethod

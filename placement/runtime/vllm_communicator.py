@@ -13,8 +13,8 @@ import torch
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.norms import batch_invariant
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, connect
-from tokenspeed_plugin.kernels.comm.copies import NUM_RANKS, connect_copies
-from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS, PART_ROWS
+from tokenspeed_plugin.kernels.comm.copies import NUM_RANKS, CopyExchange, connect_copies
+from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS, OVERLAP_DEVICES, OVERLAP_HIDDEN, PART_ROWS
 from tokenspeed_plugin.kernels.comm.linear_operation import Linear, linear_all_reduce_add_norm
 from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group
 from tokenspeed_plugin.kernels.comm.overlap import Exchange, GroupExchange, Overlap, trial
@@ -24,7 +24,7 @@ from tokenspeed_plugin.placement.runtime import torch_reduce_scatter
 from tokenspeed_plugin.placement.spec import Fusing, Overlapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tokenspeed_plugin.placement.plan import ModelPlan
     from tokenspeed_plugin.placement.runtime.residual_sum import RmsNorm
@@ -86,11 +86,16 @@ class FusedGroupCommunicator(GroupCommunicator):
         plans: Iterable[ModelPlan],
         kernel: AllReduceAddNorm | None,
         overlap: Overlap | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        """Make the group known to the operation; without ``kernel`` that runs the group's all-reduce and a norm in torch."""
+        """Make the group known to the operation; without ``kernel`` that runs the group's all-reduce and a norm in torch.
+
+        ``exchange`` takes the group's place in large steps.
+        """
         super().__init__(group, plans)
         self._name = str(group.unique_name)
-        register_group(self._name, ReductionGroup(lambda tensor: self.all_reduce(tensor, (), "sum"), kernel, overlap))
+        members = ReductionGroup(lambda tensor: self.all_reduce(tensor, (), "sum"), kernel, overlap, exchange)
+        register_group(self._name, members)
 
     def all_reduce_add_norm(
         self,
@@ -100,16 +105,25 @@ class FusedGroupCommunicator(GroupCommunicator):
         atoms: tuple[int, ...],  # noqa: ARG002 - the constructor has seen that all collectives are over the group
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of ``residual`` (if there is one) plus the sum of all members' ``branch``, and that sum."""
-        return all_reduce_add_norm(branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name)
+        return all_reduce_add_norm(
+            branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name, norm.ahead
+        )
 
 
 class OverlappingGroupCommunicator(FusedGroupCommunicator):
     """And with the linear layer in front, whose product large steps take in parts while earlier parts are reduced."""
 
     def __init__(
-        self, group: Any, plans: Iterable[ModelPlan], kernel: AllReduceAddNorm | None, overlap: Overlap
+        self,
+        group: Any,
+        plans: Iterable[ModelPlan],
+        kernel: AllReduceAddNorm | None,
+        overlap: Overlap,
+        exchange: Exchange | None = None,
     ) -> None:
-        super().__init__(group, plans, kernel, overlap)
+        super().__init__(group, plans, kernel, overlap, exchange)
+        self.least_tokens = overlap.least_rows if overlap.part_rows > 1 else 1
+        """Of a step that overlaps something: plans for smaller ones leave linear layers as they are."""
 
     def linear_all_reduce_add_norm(
         self,
@@ -121,7 +135,7 @@ class OverlappingGroupCommunicator(FusedGroupCommunicator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, where all members' branches are what ``linear`` makes of their ``rows``."""
         return linear_all_reduce_add_norm(
-            rows, linear, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name
+            rows, linear, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name, norm.ahead
         )
 
 
@@ -131,7 +145,7 @@ def communicator_of(
     hidden: int,
     dtype: torch.dtype,
     fusing: Fusing,
-    overlapping: Overlapping = Overlapping.OFF,
+    overlapping: Overlapping = Overlapping.AUTO,
     max_tokens: int = 0,
 ) -> GroupCommunicator:
     """The communicator for a group; every rank of it has to call this, and all get the same kind.
@@ -157,10 +171,11 @@ def communicator_of(
             kernel.max_rows,
             kernel.memory.way,
         )
-    overlap = _overlap(group, RowShape(hidden, dtype, max_tokens), kernel, overlapping)
+    copies = _copies(group, RowShape(hidden, dtype, max_tokens), kernel)
+    overlap = _overlap(group, copies, RowShape(hidden, dtype, max_tokens), overlapping)
     if overlap is None:
-        return FusedGroupCommunicator(group, plans, kernel)
-    return OverlappingGroupCommunicator(group, plans, kernel, overlap)
+        return FusedGroupCommunicator(group, plans, kernel, exchange=copies)
+    return OverlappingGroupCommunicator(group, plans, kernel, overlap, copies)
 
 
 def _connected(group: Any, shape: RowShape) -> AllReduceAddNorm:
@@ -169,35 +184,62 @@ def _connected(group: Any, shape: RowShape) -> AllReduceAddNorm:
     return connect(group.cpu_group, group.device, shape)
 
 
-def _overlap(group: Any, shape: RowShape, kernel: AllReduceAddNorm | None, overlapping: Overlapping) -> Overlap | None:
-    """How large steps overlap products and reductions; the log says so, or why they do not."""
-    if overlapping is Overlapping.OFF:
+def _copies(group: Any, shape: RowShape, kernel: AllReduceAddNorm | None) -> CopyExchange | None:
+    """What two GPUs do in place of an all-reduce of more rows than the kernel takes; the log says so, or why not."""
+    if kernel is None or group.world_size != NUM_RANKS:
         return None
-    if batch_invariant():
-        _tell_no_overlap("because VLLM_BATCH_INVARIANT asks for results that do not depend on the batch")
-        return None
-    part_rows = 1 if overlapping is Overlapping.REFERENCE else PART_ROWS
     like = torch.empty(shape.hidden, dtype=shape.dtype, device=group.device)
-    exchanges: list[Callable[[], Exchange]] = [lambda: GroupExchange(group.device_group)]
-    if kernel is not None and group.world_size == NUM_RANKS:
-        exchanges.insert(0, lambda: connect_copies(group.cpu_group, group.device, shape))
-    for connected in exchanges:
-        try:
-            exchange = connected()
-        except NotConnectedError as error:
-            _tell_no_overlap(f"by copies because {error}")
-            continue
+    try:
+        exchange = connect_copies(group.cpu_group, group.device, shape)
         problem = trial(exchange, group.cpu_group, like)
-        if problem is None:
-            overlap = Overlap(exchange, part_rows)
-            logger(__name__).info(
-                "placement: in steps of %d tokens and more linear layers overlap their reduction in up to %d parts, by %s",
-                overlap.least_rows,
-                MAX_PARTS,
-                exchange.way,
-            )
-            return overlap
+    except NotConnectedError as error:
+        problem = str(error)
+    if problem is not None:
+        logger(__name__).info("placement: large sums do not go by copies because %s", problem)
+        return None
+    logger(__name__).info("placement: sums of more tokens go by %s, where nothing is captured", exchange.way)
+    return exchange
+
+
+def _overlap(group: Any, copies: CopyExchange | None, shape: RowShape, overlapping: Overlapping) -> Overlap | None:
+    """How large steps overlap products and reductions; the log says so, or why they do not."""
+    reason = _no_overlap(group, copies, shape, overlapping)
+    if reason is not None:
+        if reason:
+            _tell_no_overlap(reason)
+        return None
+    exchange: Exchange = copies or GroupExchange(group.device_group)
+    like = torch.empty(shape.hidden, dtype=shape.dtype, device=group.device)
+    problem = None if copies else trial(exchange, group.cpu_group, like)
+    if problem is not None:
         _tell_no_overlap(f"by {exchange.way} because {problem}")
+        return None
+    overlap = Overlap(exchange, 1 if overlapping is Overlapping.REFERENCE else PART_ROWS)
+    logger(__name__).info(
+        "placement: in steps of %d tokens and more linear layers overlap their reduction in up to %d parts, by %s",
+        overlap.least_rows,
+        MAX_PARTS,
+        exchange.way,
+    )
+    return overlap
+
+
+def _no_overlap(group: Any, copies: CopyExchange | None, shape: RowShape, overlapping: Overlapping) -> str | None:
+    """Why there is none; empty when nobody asked for one, None when there is one."""
+    if overlapping is Overlapping.OFF:
+        return ""
+    if batch_invariant():
+        return "because VLLM_BATCH_INVARIANT asks for results that do not depend on the batch"
+    if overlapping is not Overlapping.AUTO:
+        return None
+    if copies is None:
+        return ""
+    device = torch.cuda.get_device_name(group.device)
+    if shape.hidden < OVERLAP_HIDDEN or not any(name in device for name in OVERLAP_DEVICES):
+        return (
+            f"because hidden size {shape.hidden} on {device} is not known to gain: known is {OVERLAP_HIDDEN} and more on"
+            f" {', '.join(OVERLAP_DEVICES)}; overlap=on does it anyway"
+        )
     return None
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from tokenspeed_plugin.kernels.comm import copies
+from tokenspeed_plugin.kernels.comm import copies, overlap
+from tokenspeed_plugin.kernels.comm.abi import SentPart
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import RowShape
 from tokenspeed_plugin.kernels.comm.copies import CopyExchange, connect_copies, memory_bytes
 from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS
 from tokenspeed_plugin.kernels.comm.linear_operation import Linear, linear_all_reduce_add_norm
-from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, register_group, remove_group
+from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group, remove_group
 from tokenspeed_plugin.kernels.comm.overlap import Overlap
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
@@ -33,12 +34,15 @@ class HostLibrary:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def send(self, device: int, source: int, target: int, num_bytes: int, flag: int, value: int, stream: int) -> None:
-        self._dawdle()
-        ctypes.memmove(target, source, num_bytes)
-        ctypes.c_uint32.from_address(flag).value = value
+    def event(self, device: int) -> int:
+        return 0
 
-    def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int) -> None:
+    def send(self, device: int, part: SentPart, producer: int, streams: tuple[int, int]) -> None:
+        self._dawdle()
+        ctypes.memmove(part.target, part.source, part.num_bytes)
+        ctypes.c_uint32.from_address(part.flag).value = part.value
+
+    def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int, event: int) -> None:
         end = time.monotonic() + 20
         while (ctypes.c_uint32.from_address(flag).value - value) % 2**32 >= 2**31:
             assert time.monotonic() < end, "the peer did not come"
@@ -52,9 +56,7 @@ class HostLibrary:
 
 @pytest.fixture
 def host_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = SimpleNamespace(
-        cuda_stream=0, wait_stream=lambda _: None, wait_event=lambda _: None, record_event=lambda: None
-    )
+    stream = SimpleNamespace(cuda_stream=0)
     cuda = SimpleNamespace(Stream=lambda *_, **__: stream, current_stream=lambda _: stream)
     monkeypatch.setattr(copies.torch, "cuda", cuda)
     monkeypatch.setattr(copies, "_view", host_view)
@@ -104,10 +106,59 @@ def test_both_ranks_get_the_same_sums_call_after_call(exchanges: list[CopyExchan
             assert torch.equal(found[0], normed)
 
 
+class ReferenceKernel:
+    """A kernel whose norm is the definition, and which takes no sum over ranks."""
+
+    max_rows = 1
+
+    def takes(self, *_: object) -> bool:
+        return True
+
+    def __call__(self, *_: object, **__: object) -> None:
+        pytest.fail("more rows than the kernel takes")
+
+    def add_norm(
+        self, reduced: torch.Tensor, residual: torch.Tensor, *norm: Any, out: Any, other: torch.Tensor
+    ) -> None:
+        for target, value in zip(out, add_norm_reference(reduced + other, residual, *norm), strict=True):
+            target.copy_(value)
+
+
+def test_sums_that_are_there_as_a_whole_go_the_same_way(
+    exchanges: list[CopyExchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "SUM_PART_BYTES", 64)  # parts of four rows
+    draw = torch.Generator().manual_seed(2)
+    steps = [torch.randn(2, rows, 8, generator=draw).bfloat16() for rows in (12, 2, 5, 3, 12, 7) * 5]
+    residuals = [torch.randn(step.shape[1], 8, generator=draw).bfloat16() for step in steps]
+
+    def one(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        name, kernel = f"copies {rank}", ReferenceKernel()
+        group = ReductionGroup(lambda _: pytest.fail("by the group"), kernel, exchange=exchanges[rank])  # type: ignore[arg-type]
+        register_group(name, group)
+        return [
+            all_reduce_add_norm(step[rank], residual, None, EPSILON, 0.0, name)
+            for step, residual in zip(steps, residuals, strict=True)
+        ]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(one, (0, 1))
+    for step, residual, own, other in zip(steps, residuals, first, second, strict=True):
+        expected = add_norm_reference(step[0] + step[1], residual, None, EPSILON)
+        for found in (own, other):
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_large_sum_is_cut_where_its_norm_is_worth_a_launch() -> None:
+    assert overlap.parts_of_sum(8192, 4096 * 2) == ((0, 4096), (4096, 8192))
+    assert overlap.parts_of_sum(8192, 2048 * 2) == ((0, 8192),)
+    assert len(overlap.parts_of_sum(1 << 20, 8192)) == MAX_PARTS
+
+
 def test_larger_steps_than_there_is_room_for_are_left_whole(exchanges: list[CopyExchange]) -> None:
-    overlap = Overlap(exchanges[0], 1)
-    assert len(overlap.parts(12)) == MAX_PARTS
-    assert overlap.parts(13) == ((0, 13),)
+    cut = Overlap(exchanges[0], 1)
+    assert len(cut.parts(12)) == MAX_PARTS
+    assert cut.parts(13) == ((0, 13),)
 
 
 def test_another_type_or_width_is_refused_before_anything_is_sent(exchanges: list[CopyExchange]) -> None:
@@ -127,8 +178,10 @@ def test_more_than_two_ranks_are_refused() -> None:
     [
         (2047, 1024, ((0, 2047),)),
         (2049, 1024, ((0, 1152), (1152, 2049))),
-        (5000, 1024, ((0, 1280), (1280, 2560), (2560, 3840), (3840, 5000))),
-        (8192, 1024, ((0, 2048), (2048, 4096), (4096, 6144), (6144, 8192))),
+        (3072, 1024, ((0, 1024), (1024, 2048), (2048, 3072))),
+        (5000, 1024, ((0, 1024), (1024, 2560), (2560, 4096), (4096, 5000))),
+        (8192, 1024, ((0, 1024), (1024, 4096), (4096, 7168), (7168, 8192))),
+        (12, 1, ((0, 1), (1, 6), (6, 11), (11, 12))),
         (3, 1, ((0, 1), (1, 2), (2, 3))),
         (1, 1, ((0, 1),)),
         (0, 1, ((0, 0),)),

@@ -132,6 +132,7 @@ def overlapped(
     batch: Batch,
     communicator: type[ThreadCommunicator],
     norm: type[DestructiveNorm] = NumberedNorm,
+    overlap_tokens: int = 1,
 ) -> tuple[list[torch.Tensor], Counter[str]]:
     """As ``run``, with modules that can leave their last layers out."""
     weights, board = random_weights(graph, 3), Board()
@@ -141,7 +142,8 @@ def overlapped(
     def one(rank: int) -> torch.Tensor:
         torch.set_num_threads(1)
         own = opened(graph, modules_of(graph, mesh, rank, weights, norm))
-        return PlannedModel(graph, table, rank, own, communicator(rank, board))(ids, batch.num_tokens)
+        planned_model = PlannedModel(graph, table, rank, own, communicator(rank, board), overlap_tokens)
+        return planned_model(ids, batch.num_tokens)
 
     try:
         with ThreadPoolExecutor(RANKS) as pool:
@@ -178,6 +180,30 @@ def test_every_rank_computes_the_same_whatever_is_overlapped(
         assert joint["later part"] == 3 * joint["linear"]
 
 
+def test_plans_for_small_steps_leave_linear_layers_as_they_are() -> None:
+    graph, table, batch = planned("qwen3", Residual.REPLICATED)
+    fused, separate = run(graph, table, batch, FusingThreadCommunicator)
+    for overlap_tokens, taken in ((batch.num_tokens + 1, 0), (batch.num_tokens, linears(graph))):
+        found, calls = overlapped(
+            graph, table.split(overlap_tokens), batch, OverlappingThreadCommunicator, overlap_tokens=overlap_tokens
+        )
+        assert calls["linear"] == taken
+        assert taken or calls["fused"] == separate["fused"]
+        assert all((a - b).abs().max() < 1e-11 for a, b in zip(fused, found, strict=True))
+
+
+def test_a_table_that_is_split_serves_every_size_with_the_same_plan() -> None:
+    _, table, _ = planned("qwen3", Residual.AUTO)
+    most = table.limits_tokens[-1]
+    for border in range(1, most + 3):
+        split = table.split(border)
+        assert [split.plans[split.index(n)] for n in range(1, most + 1)] == [
+            table.plans[table.index(n)] for n in range(1, most + 1)
+        ]
+        inside = 1 < border <= most
+        assert (split.index(border) != split.index(border - 1)) if inside else split is table
+
+
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_a_split_residual_has_nothing_to_overlap(family: str) -> None:
     graph, table, batch = planned(family, Residual.SHARDED)
@@ -196,7 +222,8 @@ def test_a_norm_that_the_kernel_does_not_know_takes_no_linear_layer() -> None:
 
 
 def test_overlap_wants_all_reduces_and_the_fused_kernel() -> None:
-    assert split_options("auto").overlapping is Overlapping.OFF
+    assert split_options("auto").overlapping is Overlapping.AUTO
+    assert split_options("auto,residual=sharded,fusion=off").residual is Residual.SHARDED
     options = split_options("attn=tp2,dense=tp2,overlap=on")
     assert (options.spec, options.residual, options.overlapping) == (
         "attn=tp2,dense=tp2",
@@ -205,7 +232,7 @@ def test_overlap_wants_all_reduces_and_the_fused_kernel() -> None:
     )
     assert split_options("auto,overlap=off").residual is Residual.AUTO
     for text, message in (
-        ("auto,overlap=yes", "overlap=yes is not one of off, on, reference"),
+        ("auto,overlap=yes", "overlap=yes is not one of auto, off, on, reference"),
         ("auto,overlap=on,residual=sharded", "overlap=on goes with residual=replicated"),
         ("auto,overlap=reference,fusion=off", "overlap=reference goes with fusion=auto"),
     ):

@@ -94,6 +94,7 @@ def test_the_reference_runs_the_groups_all_reduce_and_leaves_its_input_alone() -
     ("overlapping", "invariant", "problem", "line"),
     [
         (Overlapping.OFF, "0", None, None),
+        (Overlapping.AUTO, "0", None, None),
         (
             Overlapping.ON,
             "0",
@@ -121,14 +122,62 @@ def test_an_overlap_is_tried_first_and_the_log_says_what_came_of_it(
     group = Group()
     plans = [compile_plan(model("qwen3"))]
     found = communicator_of(group, plans, 32, torch.float32, Fusing.REFERENCE, overlapping, 64)
-    works = problem is None and invariant == "0" and overlapping is not Overlapping.OFF
+    works = problem is None and invariant == "0" and overlapping not in (Overlapping.OFF, Overlapping.AUTO)
     assert isinstance(found, OverlappingCommunicator) is works
     assert isinstance(found, FusingCommunicator)
     assert (len(lines) == 1 and re.search(line, lines[0]) is not None) if line else not lines
+
+
+@pytest.mark.parametrize(
+    ("hidden", "device", "copies", "invariant", "reason"),
+    [
+        (4096, "NVIDIA H200", True, "0", None),
+        (
+            2048,
+            "NVIDIA H200",
+            True,
+            "0",
+            "hidden size 2048 on NVIDIA H200 is not known to gain: known is 4096 and more",
+        ),
+        (4096, "NVIDIA H20", True, "0", "hidden size 4096 on NVIDIA H20 is not known to gain"),
+        (4096, "NVIDIA H200", False, "0", ""),
+        (4096, "NVIDIA H200", True, "1", "because VLLM_BATCH_INVARIANT asks"),
+    ],
+)
+def test_unasked_an_overlap_is_chosen_where_it_is_known_to_gain(
+    hidden: int, device: str, copies: bool, invariant: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(vllm_communicator, "logger", lambda _: log)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    exchange = SimpleNamespace(way="copies", max_rows=8192) if copies else None
+    shape = all_reduce_add_norm.RowShape(hidden, torch.bfloat16, 8192)
+    found = vllm_communicator._overlap(Group(), exchange, shape, Overlapping.AUTO)  # type: ignore[arg-type]
+    assert (found is not None) is (reason is None)
+    assert len(lines) == (reason != "")
+    assert not reason or reason in lines[0]
+
+
+def test_large_sums_go_by_copies_between_two_ranks_with_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(vllm_communicator, "logger", lambda _: log)
+    exchange, kernel = SimpleNamespace(way="copies"), SimpleNamespace()
+    monkeypatch.setattr(vllm_communicator, "connect_copies", lambda *_: exchange)
+    shape, group = all_reduce_add_norm.RowShape(8, torch.bfloat16, 64), Group()
+    for problem, found in ((None, exchange), ("rank 1: broken", None)):
+        monkeypatch.setattr(vllm_communicator, "trial", lambda *_, problem=problem: problem)
+        assert vllm_communicator._copies(group, shape, kernel) is found  # type: ignore[arg-type]
+    assert lines[0] == "placement: sums of more tokens go by copies, where nothing is captured"
+    assert lines[1] == "placement: large sums do not go by copies because rank 1: broken"
+    assert vllm_communicator._copies(group, shape, None) is None
+    assert len(lines) == 2
 
 
 def test_the_overlap_is_part_of_the_request() -> None:
     config = vllm_config()
     request = request_for("attn=tp2,dense=tp2,overlap=on", config)
     assert (request.overlap, request.overlapped, request.residual) == ("on", False, "replicated")
-    assert request_for("attn=tp2,dense=tp2", config).overlap == "off"
+    assert request_for("attn=tp2,dense=tp2", config).overlap == "auto"

@@ -30,3 +30,13 @@ def row_linear_numbers(layer: OpenRowLinear) -> tuple[Any, Any]:
     """Weight ``[out, in]`` and the bias that this rank adds."""
     bias = None if layer.tp_rank > 0 or layer.bias is None else layer.bias.data
     return layer.weight.data, bias
+
+
+_FIRST = ("qkv_proj", "gate_up_proj", "fused_qkv_a_proj", "q_proj")
+
+
+def first_weight(layer: Any) -> Any:
+    """The matrix that an attention block or an MLP reads first, ``[out, in]``; None where it is none of the known ones."""
+    linear = next((found for found in (getattr(layer, name, None) for name in _FIRST) if found is not None), None)
+    weight = getattr(linear, "weight", None)
+    return None if weight is None else weight.data

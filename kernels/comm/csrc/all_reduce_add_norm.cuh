@@ -143,12 +143,55 @@ __device__ __forceinline__ uint4 sum_over_ranks(const RowExchange& exchange, int
     return sum.pack<Element>();
 }
 
+// Asks for a line of memory to be brought into the L2. A hint: nothing is read, so it may come before what writes
+// there.
+__device__ __forceinline__ void fetch_line(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The work of the blocks behind those of the rows: brings the first bytes of each row of `ahead` into the L2, while the
+// others wait for their peers and the memory would be idle. Matrix products start at the front of all rows at once.
+// Nobody waits for it, and it changes nothing but the time that the next kernel takes.
+__device__ __forceinline__ void fetch_ahead(const Params& params, int block, int num_blocks) {
+    const int each = (params.ahead_rows + num_blocks - 1) / num_blocks;
+    const int first = block * each, end = min(first + each, params.ahead_rows);
+    for (int row = first + threadIdx.x; row < end; row += blockDim.x) {
+        const char* address = static_cast<const char*>(params.ahead) + row * params.ahead_stride;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(params.ahead_bytes));
+    }
+}
+
 // kLanes: 16-byte accesses of a thread. The block has a multiple of 32 threads, at least lanes / kLanes of them.
+//
+// With kDependentLaunch blocks start when those of the previous kernel have left or said that it may be followed, and
+// not when it has drained. What comes before griddepcontrol.wait therefore reads and writes no value: it only asks for
+// lines that were written long ago, which the weights of the products since then have driven out of the L2. All that is
+// read, the slot of the last call first, and all that is written, here and in the peers' memory, comes behind the wait,
+// which returns when every earlier kernel has ended and what it wrote is visible. So a launch that starts early does
+// nothing before the previous launch has ended, as exchange.cuh wants it. Nothing lets the next kernel start early: it
+// would be a matrix product, whose libraries do not wait inside.
 template <typename Element, int kRanks, int kLanes>
 __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const __grid_constant__ Params params) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
+    if constexpr (kRanks > 1) {
+        if (blockIdx.x >= params.rows) {
+            fetch_ahead(params, blockIdx.x - params.rows, gridDim.x - params.rows);
+            return;
+        }
+    }
     const int64_t row = blockIdx.x;
     const int lanes = params.hidden / kLaneElements;
+    if constexpr (kRanks > 1) {
+        constexpr int kLinesLanes = 128 / kLaneBytes;
+        if (threadIdx.x == 0) fetch_line(params.last_slots + row);
+        for (int lane = threadIdx.x * kLinesLanes; lane < lanes; lane += blockDim.x * kLinesLanes) {
+            if (params.weight != nullptr) fetch_line(static_cast<const uint4*>(params.weight) + lane);
+            if (params.residual != nullptr) {
+                const uint4* residual = static_cast<const uint4*>(params.residual);
+                fetch_line(residual + row * (params.residual_stride / kLaneElements) + lane);
+            }
+        }
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
     const bool has_residual = params.residual != nullptr;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;
     uint32_t slot = 0;

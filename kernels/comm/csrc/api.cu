@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "all_reduce_add_norm.cuh"
 #include "flags.cuh"
 
@@ -88,6 +90,10 @@ int refusal(const Params& p) {
     }
     if (p.weight != nullptr && p.weight_type != p.element_type && p.weight_type != ElementType::kFloat32) {
         return fail("weight", "allowed: the type of the elements, or fp32");
+    }
+    if (p.ahead != nullptr && (p.num_ranks == 1 || p.ahead_rows < 1 || p.ahead_bytes < kLaneBytes ||
+                               p.ahead_bytes % kLaneBytes != 0 || p.ahead_stride % kLaneBytes != 0)) {
+        return fail("ahead", "allowed: with several ranks, rows of multiples of 16 bytes");
     }
     return 0;
 }
@@ -198,7 +204,8 @@ int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* 
     const int lanes = params->hidden / kLaneElements, per_thread = lanes_per_thread(params->hidden);
     const int threads = (lanes + per_thread - 1) / per_thread;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(params->rows);
+    const int ahead_blocks = params->ahead == nullptr ? 0 : std::min(params->ahead_rows, kAheadBlocks);
+    config.gridDim = dim3(params->rows + ahead_blocks);
     config.blockDim = dim3((threads + 31) / 32 * 32);
     config.stream = static_cast<cudaStream_t>(stream);
     cudaLaunchAttribute attribute;
@@ -211,22 +218,40 @@ int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* 
     return check("all_reduce_add_norm", cudaLaunchKernelEx(&config, kernel, *params));
 }
 
-// Copies to a peer's memory and then writes the peer's flag. The copy engines do the first: no multiprocessor is taken
-// from the kernels of other streams.
-int tokenspeed_comm_send(int device, const void* source, void* target, int64_t bytes, uint32_t* flag, uint32_t value,
-                         void* stream) {
+// Mark in a stream, for tokenspeed_comm_send: made once and used again.
+int tokenspeed_comm_event(int device, void** event) {
     if (const int status = use_device(device); status != 0) return status;
-    const auto on = static_cast<cudaStream_t>(stream);
-    const int status = check("cudaMemcpyAsync", cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, on));
+    return check("cudaEventCreate",
+                 cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming));
+}
+
+// Once `producer` has come to where it is now, copies to a peer's memory on `stream`, which only copies, and then
+// writes the peer's flag on `flags`. The copy engines do the first: no multiprocessor is taken from the kernels of
+// other streams. The second needs a free multiprocessor, and a matrix product leaves none until it ends: on a stream of
+// its own it keeps no later copy waiting. `event` then marks the end of the copy.
+int tokenspeed_comm_send(int device, const void* source, void* target, int64_t bytes, uint32_t* flag, uint32_t value,
+                         void* producer, void* stream, void* flags, void* event) {
+    if (const int status = use_device(device); status != 0) return status;
+    const auto on = static_cast<cudaStream_t>(stream), behind = static_cast<cudaStream_t>(flags);
+    const auto mark = static_cast<cudaEvent_t>(event);
+    int status = check("cudaEventRecord", cudaEventRecord(mark, static_cast<cudaStream_t>(producer)));
+    if (status == 0) status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(on, mark, 0));
+    if (status == 0) status = check("cudaMemcpyAsync", cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, on));
+    if (status == 0) status = check("cudaEventRecord", cudaEventRecord(mark, on));
+    if (status == 0) status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(behind, mark, 0));
     if (status != 0) return status;
-    raise_flag_kernel<<<1, 1, 0, on>>>(flag, value);
+    raise_flag_kernel<<<1, 1, 0, behind>>>(flag, value);
     return check("raise_flag", cudaGetLastError());
 }
 
-// Makes a stream wait for a flag of this rank.
-int tokenspeed_comm_await(int device, const uint32_t* flag, uint32_t value, uint64_t timeout_ns, void* stream) {
+// Makes a stream wait for `event`, the end of this rank's copy, and for a flag of this rank.
+int tokenspeed_comm_await(int device, const uint32_t* flag, uint32_t value, uint64_t timeout_ns, void* stream,
+                          void* event) {
     if (const int status = use_device(device); status != 0) return status;
-    await_flag_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(flag, value, timeout_ns);
+    const auto on = static_cast<cudaStream_t>(stream);
+    const int status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(on, static_cast<cudaEvent_t>(event), 0));
+    if (status != 0) return status;
+    await_flag_kernel<<<1, 1, 0, on>>>(flag, value, timeout_ns);
     return check("await_flag", cudaGetLastError());
 }
 }

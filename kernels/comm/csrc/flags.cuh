@@ -4,9 +4,13 @@
 // A flag holds the number of the last call whose part has arrived; blank memory reads as -1, calls count from 1 and may
 // wrap. A peer may be one call ahead, so a reader takes its own call or a later one.
 //
-// Each rank has room for two calls, and call k uses room k mod 2. Let A send to B. A sends call k + 2 after its stream has
-// waited for B's parts of call k + 1. B raised those after its products of call k + 1, which come behind everything that
-// read call k in B's stream. So nothing unread is overwritten.
+// Each rank has room for two calls, and call k uses room k mod 2. Let A send to B. A sends call k + 2 after its stream
+// has waited for B's parts of call k + 1. B raised those after its products of call k + 1, which come behind everything
+// that read call k in B's stream. So nothing unread is overwritten. Flags are written on a stream of their own, each
+// behind the end of its copy and behind the flags before it; a late one only delays its reader.
+//
+// Nobody waits for ever: what spins here has one thread, and the norms behind it do not spin, so whatever is to raise a
+// flag finds a multiprocessor as soon as the products before it have ended.
 #pragma once
 
 #include <stdint.h>

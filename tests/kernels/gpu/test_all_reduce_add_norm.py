@@ -47,13 +47,14 @@ class Call:
             return torch.randn(shape, device=DEVICE, generator=generator).to(dtype)
 
         self.branches, self.residual, self.weight = draw(count, rows, hidden), draw(rows, hidden), draw(hidden)
+        self.ahead = draw(37, hidden) if seed % 2 else None
         self.out = torch.full((count, 2, rows, hidden), NAN, dtype=dtype, device=DEVICE)
 
     def launch(self, ranks: list[AllReduceAddNorm], streams: list[torch.cuda.Stream]) -> None:
         for rank, (kernel, stream) in enumerate(zip(ranks, streams, strict=True)):
             with torch.cuda.stream(stream):
                 out = (self.out[rank, 0], self.out[rank, 1])
-                kernel(self.branches[rank], self.residual, self.weight, EPSILON, out=out)
+                kernel(self.branches[rank], self.residual, self.weight, EPSILON, out=out, ahead=self.ahead)
 
     def check(self) -> None:
         normed, total = all_reduce_add_norm_reference(list(self.branches), self.residual, self.weight, EPSILON)
