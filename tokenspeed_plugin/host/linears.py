@@ -37,6 +37,8 @@ _FIRST = ("qkv_proj", "gate_up_proj", "fused_qkv_a_proj", "q_proj")
 
 def first_weight(layer: Any) -> Any:
     """The matrix that an attention block or an MLP reads first, ``[out, in]``; None where it is none of the known ones."""
-    linear = next((found for found in (getattr(layer, name, None) for name in _FIRST) if found is not None), None)
-    weight = getattr(linear, "weight", None)
-    return None if weight is None else weight.data
+    for name in _FIRST:  # torch.compile traces it
+        weight = getattr(getattr(layer, name, None), "weight", None)
+        if weight is not None:
+            return weight.data
+    return None
