@@ -162,7 +162,7 @@ def _times(
     inputs = checks.Inputs.random(9, rank, options.ranks, max(rows), shape.hidden, shape.dtype, kernel.device)
     cells: list[dict[str, Any]] = [{"hidden": shape.hidden, "rows": count, "times_us": {}} for count in rows]
     flashinfer = _peer(absent, FLASHINFER, lambda: FlashInferFused(control, shape), control)
-    for name, step in timing.steps(kernel, kernel.with_plain_launch(), stock, flashinfer).items():
+    for name, step in timing.steps(kernel, kernel.with_launch(dependent_launch=False), stock, flashinfer).items():
         for cell in cells:
             if name in absent:
                 break

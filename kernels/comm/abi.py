@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 MAX_RANKS: Final = 8
 HANDLE_BYTES: Final = 64
 DEPENDENT_LAUNCH: Final = 1
+AHEAD_AT_ONCE: Final = 2
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 
 _COUNTS = ("rank", "num_ranks", "rows", "hidden", "max_rows", "element_type", "weight_type", "launch_flags")

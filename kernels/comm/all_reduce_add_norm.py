@@ -10,7 +10,15 @@ import torch
 
 from tokenspeed_plugin.kernels.comm import library as comm
 from tokenspeed_plugin.kernels.comm import limits
-from tokenspeed_plugin.kernels.comm.abi import BFLOAT16, DEPENDENT_LAUNCH, FLOAT16, FLOAT32, CommLibrary, Params
+from tokenspeed_plugin.kernels.comm.abi import (
+    AHEAD_AT_ONCE,
+    BFLOAT16,
+    DEPENDENT_LAUNCH,
+    FLOAT16,
+    FLOAT32,
+    CommLibrary,
+    Params,
+)
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory, settle, share
 
 if TYPE_CHECKING:
@@ -103,10 +111,15 @@ class AllReduceAddNorm:
         timeout_s: float = TIMEOUT_S,
         *,
         dependent_launch: bool = True,
+        ahead_at_once: bool = False,
     ) -> None:
-        """Load the kernels; `dependent_launch`: start before the previous kernel has drained, and wait for it inside."""
+        """Load the kernels.
+
+        `dependent_launch`: start before the previous kernel has drained, and wait for it inside; `ahead_at_once`: but fetch
+        weights ahead without that wait.
+        """
         self.shape, self.memory, self.device = shape, memory, device
-        self.dependent_launch = dependent_launch
+        self._flags = (DEPENDENT_LAUNCH if dependent_launch else 0) | (AHEAD_AT_ONCE if ahead_at_once else 0)
         self._library, self._rank = library, rank
         self._timeout_ns = int(timeout_s * 1e9)
         self._num_ranks = len(memory.addresses)
@@ -114,11 +127,17 @@ class AllReduceAddNorm:
         self._blocks = {num_ranks: self._params(num_ranks) for num_ranks in (1, self._num_ranks)}
         library.prepare(device.index, self._blocks[self._num_ranks])
 
-    def with_plain_launch(self) -> AllReduceAddNorm:
-        """The same memory and the same count of calls, but each launch waits until the previous kernel has drained."""
-        timeout_s = self._timeout_ns * 1e-9
+    def with_launch(self, *, dependent_launch: bool, ahead_at_once: bool = False) -> AllReduceAddNorm:
+        """The same memory and the same count of calls, launched another way: to compare them."""
         return AllReduceAddNorm(
-            self._library, self.memory, self._rank, self.device, self.shape, timeout_s, dependent_launch=False
+            self._library,
+            self.memory,
+            self._rank,
+            self.device,
+            self.shape,
+            self._timeout_ns * 1e-9,
+            dependent_launch=dependent_launch,
+            ahead_at_once=ahead_at_once,
         )
 
     @property
@@ -218,7 +237,7 @@ class AllReduceAddNorm:
             hidden=shape.hidden,
             max_rows=shape.max_rows,
             element_type=ELEMENT_TYPES[shape.dtype],
-            launch_flags=DEPENDENT_LAUNCH if self.dependent_launch else 0,
+            launch_flags=self._flags,
             timeout_ns=self._timeout_ns,
         )
         for rank, address in enumerate(addresses):

@@ -151,13 +151,34 @@ __device__ __forceinline__ void fetch_line(const void* address) {
 
 // The work of the blocks behind those of the rows: brings the first bytes of each row of `ahead` into the L2, while the
 // others wait for their peers and the memory would be idle. Matrix products start at the front of all rows at once.
-// Nobody waits for it, and it changes nothing but the time that the next kernel takes.
+// Nobody waits for it, and it changes nothing but the time that the next kernel takes. It begins when the previous
+// kernel has ended, though nothing in it needs that: what the other blocks ask for before must not queue behind it.
 __device__ __forceinline__ void fetch_ahead(const Params& params, int block, int num_blocks) {
+    if (!(params.launch_flags & kAheadAtOnce)) asm volatile("griddepcontrol.wait;" ::: "memory");
     const int each = (params.ahead_rows + num_blocks - 1) / num_blocks;
     const int first = block * each, end = min(first + each, params.ahead_rows);
     for (int row = first + threadIdx.x; row < end; row += blockDim.x) {
         const char* address = static_cast<const char*>(params.ahead) + row * params.ahead_stride;
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(params.ahead_bytes));
+    }
+}
+
+// Lines of a row that its block is going to read and that are likely not in the L2.
+__device__ __forceinline__ void fetch_lines(const Params& params, int64_t row, int lanes) {
+    constexpr int kLineLanes = 128 / kLaneBytes;
+    if (threadIdx.x == 0) fetch_line(params.last_slots + row);
+    for (int lane = threadIdx.x * kLineLanes; lane < lanes; lane += blockDim.x * kLineLanes) {
+        if (params.weight != nullptr) fetch_line(static_cast<const uint4*>(params.weight) + lane);
+        if (params.residual != nullptr) {
+            const uint4* residual = static_cast<const uint4*>(params.residual);
+            fetch_line(residual + row * (params.residual_stride / kLaneElements) + lane);
+        }
+        if (params.rows > kFewRows) continue;
+        for (int place = 0; place < kSlots * params.num_ranks; ++place) {  // [slot][source rank]
+            if (place % params.num_ranks == params.rank) continue;
+            const int64_t offset = (place * static_cast<int64_t>(params.max_rows) + row) * row_bytes(params.hidden);
+            fetch_line(static_cast<const char*>(params.staging[params.rank]) + offset + lane * kLaneBytes);
+        }
     }
 }
 
@@ -180,17 +201,7 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
     }
     const int64_t row = blockIdx.x;
     const int lanes = params.hidden / kLaneElements;
-    if constexpr (kRanks > 1) {
-        constexpr int kLinesLanes = 128 / kLaneBytes;
-        if (threadIdx.x == 0) fetch_line(params.last_slots + row);
-        for (int lane = threadIdx.x * kLinesLanes; lane < lanes; lane += blockDim.x * kLinesLanes) {
-            if (params.weight != nullptr) fetch_line(static_cast<const uint4*>(params.weight) + lane);
-            if (params.residual != nullptr) {
-                const uint4* residual = static_cast<const uint4*>(params.residual);
-                fetch_line(residual + row * (params.residual_stride / kLaneElements) + lane);
-            }
-        }
-    }
+    if constexpr (kRanks > 1) fetch_lines(params, row, lanes);
     asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
     const bool has_residual = params.residual != nullptr;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;

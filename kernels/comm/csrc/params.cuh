@@ -13,6 +13,8 @@ constexpr int kMaxThreads = 512;     // of a block, which has one row
 constexpr int kMaxLanes = 2048;      // accesses of a row: up to 16384 elements
 constexpr int kSlots = 3;            // calls of one row that have memory of their own, see exchange.cuh
 constexpr int kDependentLaunch = 1;  // start before the previous kernel has drained
+constexpr int kAheadAtOnce = 2;      // fetch ahead without waiting for the previous kernel
+constexpr int kFewRows = 32;         // up to so many the lines of the exchange are fetched, too
 constexpr int kAheadBlocks = 128;    // blocks that fetch weights ahead, at most
 
 enum class ElementType : int32_t { kBfloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
@@ -34,7 +36,7 @@ struct Params {
     int32_t rank, num_ranks;                 // one rank: the branch is the sum already, nothing is exchanged
     int32_t rows, hidden, max_rows;
     ElementType element_type, weight_type;  // the weight's: the elements' or fp32
-    int32_t launch_flags;                   // kDependentLaunch
+    int32_t launch_flags;                   // kDependentLaunch, kAheadAtOnce
     int32_t ahead_rows, ahead_bytes;        // rows of `ahead`, and bytes of each that are fetched: multiples of 16
     float epsilon, weight_offset;           // the norm multiplies by weight + weight_offset
 };
