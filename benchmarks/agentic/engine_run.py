@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.agentic.fit import SessionsSeen, write_step_model
+from benchmarks.agentic.busy import SessionsSeen
+from benchmarks.agentic.fit import write_step_model
 from benchmarks.agentic.options import shape_of
 from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
 from benchmarks.agentic.shaping import open_trace
@@ -48,8 +49,8 @@ class EngineRun:
         self.shapes: dict[str, Any] = {}
         self.alone: dict[str, dict[str, Any]] = {}
         self.engines: dict[str, dict[str, Any]] = {}
-        self._seen: dict[str, SessionsSeen] = {}
-        """Of each system the first point, to which its step model is fitted."""
+        self._seen: dict[str, list[SessionsSeen]] = {}
+        """Of each system the points so far, to which its step model is fitted."""
         self._options = options
         self._save = save
         self._deadline = time.monotonic() + options.total_seconds
@@ -225,7 +226,9 @@ class EngineRun:
         options = self._options
         records = msgspec.convert(answer["records"], list[TurnRecord])
         window = Window(options.warm, options.seconds)
-        self._seen.setdefault(facts["system"], SessionsSeen(answer["steps"], records, window))
+        self._seen.setdefault(facts["system"], []).append(
+            SessionsSeen(answer["steps"], records, window, facts.get("budget_tokens", 0))
+        )
         if options.out is not None:
             run = {**facts, "target_tps": options.target, "num_gpus": 1, "window": asdict(window)}
             write_records(options.out / f"{label}.jsonl", run, records)

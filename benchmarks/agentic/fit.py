@@ -4,32 +4,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.agentic.busy import StepSeen, busy_row_us
-from benchmarks.agentic.records import TurnRecord, Window
+from benchmarks.agentic.absolute_fit import absolute_fit
+from benchmarks.agentic.busy import SessionsSeen, busy_cost
 from benchmarks.agentic.step_time import StepShape, StepTimeModel
 
 _LEAST_RUNNER_MS = 0.2
 _HOST_RULED = 1.05  # a step that takes hardly longer than the host's part says little about the device
-_ROUNDS, _CLOSE = 40, 1e-3  # of reweighting; relative errors below are all alike
 _DECODES, _PROMPTS = ("fixed_ms", "row_us", "context_us"), ("mixed_ms", "eager_ms", "prefill_us", "pair_us")
 GRAPH_TOKENS = 512  # vLLM captures CUDA graphs for at most so many tokens
 Row = dict[str, float]
-
-
-class SessionsSeen(NamedTuple):
-    """What a point showed at which sessions came and went."""
-
-    steps: list[StepSeen]
-    records: list[TurnRecord]
-    window: Window
 
 
 def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[str, float], float]:
@@ -46,10 +36,10 @@ def fit_device(rows: list[Row], host_ms: Callable[[Row], float]) -> tuple[dict[s
     alone, mixed = ([row for row in rows if bool(row["prefill"]) is with_prompt] for with_prompt in (False, True))
     alone, mixed = _device_ruled(alone, host_ms), _enough(mixed)
     decodes = [[1.0, row["decodes"] / 1e3, row["context"] / 1e3] for row in (*alone, *mixed)]
-    found = _fitted(decodes[: len(alone)], [row["ms"] for row in alone], [row["ms"] for row in alone])
+    found = absolute_fit(decodes[: len(alone)], [row["ms"] for row in alone], [row["ms"] for row in alone])
     beside = np.array(decodes[len(alone) :]) @ found
     prompts = [[*_kind(row), row["prefill"] / 1e3, row["pairs"] / 1e3] for row in mixed]
-    added = _fitted(
+    added = absolute_fit(
         prompts, [row["ms"] - ms for row, ms in zip(mixed, beside, strict=True)], [row["ms"] for row in mixed]
     )
     errors = [*(np.array(decodes[: len(alone)]) @ found), *(beside + np.array(prompts) @ added)]
@@ -77,30 +67,6 @@ def _enough(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _fitted(columns: list[list[float]], measured: list[float], weights: list[float]) -> NDArray[np.float64]:
-    """Return coefficients of which none is negative, by absolute errors relative to `weights`: a few odd steps do little."""
-    features = np.array(columns) / np.array(weights)[:, None]
-    wanted = np.array(measured) / np.array(weights)
-    trust = np.ones(len(wanted))
-    for _ in range(_ROUNDS):
-        found = _least_squares(features * trust[:, None], wanted * trust)
-        trust = 1 / np.sqrt(np.maximum(np.abs(features @ found - wanted), _CLOSE))
-    return found
-
-
-def _least_squares(features: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    scale = np.maximum(features.max(axis=0), 1e-12)
-    active = list(range(features.shape[1]))
-    found = np.zeros(features.shape[1])
-    while active:
-        solved = np.linalg.lstsq(features[:, active] / scale[active], wanted, rcond=None)[0]
-        if (solved >= 0).all():
-            found[active] = solved / scale[active]
-            break
-        del active[int(np.argmin(solved))]
-    return found
-
-
 class ShortSteps:
     """Steps with contexts so short that the engine's CPU time rules them, of one system.
 
@@ -112,7 +78,7 @@ class ShortSteps:
         alone = [row for row in steps if not row.get("prefill")]
         self.rows = sorted({int(row["decodes"]) for row in alone})
         times = [row["ms"] for row in alone]
-        self._fixed_ms, self._row_ms = _fitted([[1.0, row["decodes"]] for row in alone], times, times)
+        self._fixed_ms, self._row_ms = absolute_fit([[1.0, row["decodes"]] for row in alone], times, times)
         self._mixed = [row for row in steps if row.get("prefill")]
 
     def alone_ms(self, num_decodes: float) -> float:
@@ -137,7 +103,7 @@ class ShortSteps:
                 extras.append(max(0.0, row["ms"] - self.alone_ms(row["decodes"]) - prompt_ms))
         if not extras:
             return 0.0, 0.0
-        fixed_ms, row_ms = _fitted(columns, extras, [max(extras)] * len(extras)) if max(extras) > 0 else (0.0, 0.0)
+        fixed_ms, row_ms = absolute_fit(columns, extras, [max(extras)] * len(extras)) if max(extras) > 0 else (0.0, 0.0)
         return float(fixed_ms), float(row_ms)
 
 
@@ -201,7 +167,7 @@ def write_step_model(
     command: str,
     short: dict[str, list[Row]] | None = None,
     measured_system: str = "ours",
-    seen: Mapping[str, SessionsSeen] | None = None,
+    seen: Mapping[str, Sequence[SessionsSeen]] | None = None,
 ) -> float:
     """Write a step model fitted to measured steps; return the device's mean relative error.
 
@@ -209,7 +175,7 @@ def write_step_model(
         base: a step model; what was not measured is as there.
         rows: steps of `measured_system` that the device rules.
         short: by system, steps that the engine's CPU time rules; without them that time is as in `base`, too.
-        seen: by system, a point at which sessions came and went.
+        seen: by system, points at which sessions came and went.
     """
     document: dict[str, Any] = json.loads(base.read_text())
     sources = {name: text for name, text in document["sources"].items() if not name.startswith("device")}
@@ -230,19 +196,18 @@ def write_step_model(
         for name, extras in prompts_of(steps, document["device"]).items():
             document["scheduler_ms"][name] |= extras
         document["device"], error = fit_device(rows, _host(document, measured_system))
-    for system, point in (seen or {}).items():
-        _add_busy(document, system, point)
+    for system, points in (seen or {}).items():
+        cost = busy_cost(points, StepTimeModel.of(document, system))
+        if cost is not None:
+            table = document["scheduler_ms"][system]
+            table |= {"busy_ms": cost.fixed_ms, "busy_row_us": cost.row_us}
+            table |= {"mixed": cost.mixed_ms, "mixed_row_us": 0.0} if cost.mixed_ms is not None else {}
+            table |= {"eager": cost.eager_ms, "eager_row_us": 0.0} if cost.eager_ms is not None else {}
     sources["device"] = f"fitted to {len(rows)} measured steps, mean relative error {error:.3f}: {command}"
     document["sources"] = sources
     target.write_text(json.dumps(document, indent=2) + "\n")
     StepTimeModel.load(target, measured_system)
     return error
-
-
-def _add_busy(document: dict[str, Any], system: str, point: SessionsSeen) -> None:
-    extra_us = busy_row_us(*point, StepTimeModel.of(document, system))
-    if extra_us is not None:
-        document["scheduler_ms"][system]["busy_row_us"] = extra_us
 
 
 def _host(document: dict[str, Any], system: str) -> Callable[[Row], float]:

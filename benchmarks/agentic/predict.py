@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.agentic.busy import SessionsSeen
 from benchmarks.agentic.engine_run import STEP_MODEL, point_label
 from benchmarks.agentic.engines import SUMMARY
-from benchmarks.agentic.fit import SessionsSeen, write_step_model
+from benchmarks.agentic.fit import write_step_model
 from benchmarks.agentic.options import shape_of
-from benchmarks.agentic.records import RecordError, Window, read_records
+from benchmarks.agentic.records import RecordError, Window, figures, read_records
 from benchmarks.agentic.step_time import H200_DENSE_1B
 from benchmarks.agentic.sweep import Point, SweepOptions, Tuning, run_points
 from benchmarks.report import Bar, MissingFigureError, Outcome, exit_code, print_outcomes, print_table, write_json
@@ -73,6 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", help="where the trace is on this machine; default: as it was named for `engines`")
     parser.add_argument("--step-model", type=Path, help="default: fitted to what `engines` measured")
     parser.add_argument("--save-model", type=Path, metavar="FILE", help="keep the fitted step model")
+    parser.add_argument(
+        "--held-out", action="store_true", help="simulate each point with a step model fitted to all the others"
+    )
     parser.add_argument("--points", nargs="+", help="simulate those whose name contains one of these; default: all")
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--json", metavar="FILE", help="write all figures and bars to FILE")
@@ -82,36 +86,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Simulate, print, and return the exit code."""
     summary = _read(options.folder / SUMMARY)
-    then = argparse.Namespace(**summary.options)
+    wanted = options.points or [""]
+    measured = {
+        label: one
+        for label, one in summary.replays.items()
+        if "error" not in one and any(part in label for part in wanted)
+    }
+    found: list[Prediction] = []
     with tempfile.TemporaryDirectory(prefix="agentic-") as name:
-        step_model = options.step_model or _fitted(options, summary, options.save_model or Path(name) / STEP_MODEL)
-        found = _simulated(options, summary, then, step_model)
+        fitted = options.save_model or Path(name) / STEP_MODEL
+        if options.held_out:
+            for label, one in measured.items():
+                model = options.step_model or _fitted(options, summary, Path(name) / STEP_MODEL, left_out=label)
+                found += _simulated(options, summary, {label: one}, model)
+        else:
+            model = options.step_model or _fitted(options, summary, fitted)
+            found = _simulated(options, summary, measured, model)
     return _judged(found, options)
 
 
-def _fitted(options: argparse.Namespace, summary: _Summary, target: Path) -> Path:
+def _fitted(options: argparse.Namespace, summary: _Summary, target: Path, left_out: str = "") -> Path:
     """Fit a step model to the measured steps; without any take the one that is there."""
     rows, short = summary.shapes.get("rows"), summary.shapes.get("short")
     if not rows or not short:
         return Path(options.folder) / STEP_MODEL
-    seen: dict[str, SessionsSeen] = {}
-    for one in summary.replays.values():
-        if "error" not in one and one["system"] not in seen:
-            seen[one["system"]] = _seen(options.folder, one)
+    seen: dict[str, list[SessionsSeen]] = {}
+    for label, one in summary.replays.items():
+        if "error" not in one and label != left_out:
+            seen.setdefault(one["system"], []).append(_seen(options.folder, one))
     write_step_model(H200_DENSE_1B, target, rows, summary.command, short, seen=seen)
     return target
 
 
 def _seen(folder: Path, point: dict[str, Any]) -> SessionsSeen:
-    label = point_label(point)
-    recorded = read_records(folder / f"{label}.jsonl")
+    recorded = read_records(folder / f"{(label := point_label(point))}.jsonl")
     steps = json.loads((folder / f"{label}.steps.json").read_bytes())
-    return SessionsSeen(steps, recorded.records, Window(**recorded.run["window"]))
+    return SessionsSeen(steps, recorded.records, Window(**recorded.run["window"]), point.get("budget_tokens", 0))
 
 
 def _simulated(
-    options: argparse.Namespace, summary: _Summary, then: argparse.Namespace, step_model: Path
+    options: argparse.Namespace, summary: _Summary, measured: dict[str, dict[str, Any]], step_model: Path
 ) -> list[Prediction]:
+    then = argparse.Namespace(**summary.options)
     pool = min(summary.engines.values(), key=lambda engine: engine.num_blocks)
     sweep = SweepOptions(
         options.trace or then.trace,
@@ -123,17 +139,21 @@ def _simulated(
         warm_s=then.warm,
         target_tps=then.target,
     )
-    wanted = options.points or [""]
-    measured = {
-        label: one
-        for label, one in summary.replays.items()
-        if "error" not in one and any(part in label for part in wanted)
-    }
     points = [Point(_tuning(one, then), one["num_sessions"]) for one in measured.values()]
     results = run_points(sweep, points, options.processes)
     return [
-        Prediction(label, one, result.figures) for (label, one), result in zip(measured.items(), results, strict=True)
+        Prediction(label, _figures(options.folder, one, then), result.figures)
+        for (label, one), result in zip(measured.items(), results, strict=True)
     ]
+
+
+def _figures(folder: Path, point: dict[str, Any], then: argparse.Namespace) -> dict[str, Any]:
+    """Return a point's figures as they are counted today, from its turns, or as they were written where those are gone."""
+    path = folder / f"{point_label(point)}.jsonl"
+    if not path.exists():
+        return point
+    recorded = read_records(path)
+    return {**point, **figures(recorded.records, Window(**recorded.run["window"]), then.target)}
 
 
 def _judged(found: list[Prediction], options: argparse.Namespace) -> int:

@@ -43,8 +43,9 @@ class _SchedulerCost(msgspec.Struct, forbid_unknown_fields=True):
     eager: float = 0.0
     mixed_row_us: float = 0.0
     eager_row_us: float = 0.0
+    busy_ms: float = 0.0
+    """What a step takes longer while requests come and go than while the same ones decode on and on, and `busy_row_us` per row."""
     busy_row_us: float = 0.0
-    """Microseconds per row that a step takes longer while requests come and go."""
 
 
 class _HostCost(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,13 +135,15 @@ class StepTimeModel:
             launch_ms += host.mixed + scheduler.mixed + step.num_decodes * scheduler.mixed_row_us / 1e3
         if self._is_eager(step):
             launch_ms += host.eager + scheduler.eager + step.num_decodes * scheduler.eager_row_us / 1e3
-        return HostTimes(
+        busy_ms = scheduler.busy_ms + rows * scheduler.busy_row_us / 1e3
+        times_ms = (
             _interpolated(rows, scheduler.rows, scheduler.schedule),
             _interpolated(rows, host.rows, host.runner) + launch_ms,
             _interpolated(rows, scheduler.rows, scheduler.update)
             + _interpolated(rows, host.rows, host.other)
-            + rows * scheduler.busy_row_us / 1e3,
+            + busy_ms,
         )
+        return HostTimes(*(max(0.0, ms) for ms in times_ms))
 
     def device_ms(self, step: StepShape) -> float:
         """Return the device's time of a step."""

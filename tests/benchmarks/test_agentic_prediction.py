@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.agentic import __main__ as command
 from benchmarks.agentic import predict
-from benchmarks.agentic.busy import busy_row_us
+from benchmarks.agentic.busy import SessionsSeen, busy_cost
 from benchmarks.agentic.records import TurnRecord, Window, write_records
 from benchmarks.agentic.shaping import Shape
 from benchmarks.agentic.step_time import H200_DENSE_1B, StepShape, StepTimeModel
@@ -99,12 +99,17 @@ def test_a_folder_without_measurements_is_named(tmp_path: Path, capsys: pytest.C
     assert "needed: what `engines --out` wrote" in said
 
 
-def steady_steps(extra_us: float, system: str = "stock", rows: int = 200) -> list[tuple[float, int, int]]:
-    """When steps ended whose host takes `extra_us` per row longer than the model says; every fifth one is a prompt's."""
+def steady_steps(
+    extra_us: float, system: str = "stock", rows: int = 200, launching_ms: float = 30.0
+) -> list[tuple[float, int, int]]:
+    """When steps ended whose host takes `extra_us` per row longer than the model says; every fifth one is a prompt's.
+
+    The one before it launches it.
+    """
     host_ms = sum(StepTimeModel.load(H200_DENSE_1B, system).host(StepShape(rows, 0, 0, 0)))
     now_s, steps = 1.0, []
     for number in range(200):
-        now_s += (host_ms + rows * extra_us / 1e3 + (30.0 if number % 5 in (0, 4) else 0.0)) / 1e3
+        now_s += (host_ms + rows * extra_us / 1e3 + (launching_ms if number % 5 == 4 else 0.0)) / 1e3
         steps.append((now_s, rows, int(number % 5 == 0)))
     return steps
 
@@ -113,14 +118,40 @@ def turns_of(rows: int, prompt_tokens: int) -> list[TurnRecord]:
     return [TurnRecord(f"s{i}", 0, 0.0, 0.5, 60.0, prompt_tokens, 5000) for i in range(rows)]
 
 
+def seen(extra_us: float, rows: int = 200, prompt_tokens: int = 100, budget: int = 2048, **more: float) -> SessionsSeen:
+    steps = steady_steps(extra_us, rows=rows, **more)
+    return SessionsSeen(steps, turns_of(rows, prompt_tokens), Window(1.0, 60.0), budget)
+
+
 def test_what_coming_and_going_costs_is_read_off_steps_without_prompts() -> None:
     times = StepTimeModel.load(H200_DENSE_1B, "stock")
-    window = Window(1.0, 60.0)
-    assert busy_row_us(steady_steps(8.0), turns_of(200, 100), window, times) == pytest.approx(8.0)
-    assert busy_row_us(steady_steps(-2.0), turns_of(200, 100), window, times) == 0.0
+    cost = busy_cost([seen(8.0)], times)
+    assert cost is not None
+    assert (cost.fixed_ms, cost.row_us, cost.mixed_ms) == (0.0, pytest.approx(8.0), pytest.approx(30.0))
+    assert busy_cost([seen(-2.0)], times).row_us == pytest.approx(-2.0)
     # Contexts so long that the device rules, or too few steps: nothing can be said.
-    assert busy_row_us(steady_steps(8.0), turns_of(200, 9000), window, times) is None
-    assert busy_row_us(steady_steps(8.0)[:20], turns_of(200, 100), window, times) is None
+    assert busy_cost([seen(0.0, prompt_tokens=20_000, launching_ms=1.0)], times) is None
+    few = seen(8.0)
+    assert busy_cost([few._replace(steps=few.steps[:20])], times) is None
+    # Points with other numbers of rows tell what a row costs from what a step does.
+    cost = busy_cost([seen(8.0, rows=100), seen(8.0, rows=200), seen(8.0, rows=400)], times)
+    assert cost.row_us == pytest.approx(8.0, abs=4.0)
+    assert cost.fixed_ms + cost.row_us * 0.2 == pytest.approx(1.6, abs=0.4)
+
+
+def test_steps_too_large_for_a_graph_are_told_apart_where_a_budget_says_what_a_step_held() -> None:
+    data = json.loads(H200_DENSE_1B.read_text())
+    data["host_ms"]["graph_tokens"] = 512
+    times = StepTimeModel.of(data, "stock")
+    point = seen(8.0)
+    first = [step[0] for step in point.steps if step[2]]
+    long = [TurnRecord(f"long{at}", 0, 0.0, at, at, 900, 1) for at in first]
+    cost = busy_cost([point._replace(records=[*point.records, *long])], times)
+    assert (cost.mixed_ms, cost.eager_ms) == (None, pytest.approx(30.0))
+    # Who chooses how many tokens a step holds may have spread them over steps that fit one.
+    assert busy_cost([point._replace(records=[*point.records, *long], budget_tokens=0)], times).eager_ms is None
+    # With a small budget a prompt has begun before the step of its first token, so that no step is without one.
+    assert busy_cost([point._replace(records=[*point.records, *long], budget_tokens=350)], times) is None
 
 
 def test_the_step_model_is_fitted_to_what_was_measured(folder: Path, measured: dict[str, dict[str, object]]) -> None:
@@ -152,3 +183,4 @@ def test_the_step_model_is_fitted_to_what_was_measured(folder: Path, measured: d
     found = json.loads(kept.read_text())
     assert found["name"] == "fitted by: it was so"
     assert found["scheduler_ms"]["stock"]["busy_row_us"] == pytest.approx(5.0, abs=2.0)
+    assert found["scheduler_ms"]["stock"]["mixed"] == pytest.approx(30.0, abs=1.0)
