@@ -50,6 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm", type=float, default=8.0, help="seconds at the start that do not count")
     parser.add_argument("--budgets", type=int, nargs="+", help="max_num_batched_tokens to try on stock")
     parser.add_argument("--seqs", type=int, nargs="+", help="max_num_seqs to try on stock")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        help="tokens/s per user that ours is asked for, a tuning each; 0: the target that it is judged by",
+    )
     parser.add_argument("--long-prefill", type=int, nargs="+", help="long_prefill_token_threshold to try on stock")
     parser.add_argument(
         "--screen",
@@ -114,7 +121,8 @@ def _tunings(options: argparse.Namespace, sweep: SweepOptions) -> list[Tuning]:
         tunings = stock_tunings(**{name: value for name, value in given.items() if value})
     if "ours" in options.systems:
         ours = Tuning("ours", max_num_seqs=max(options.seqs or STOCK_SEQS), target_tps=sweep.target_tps)
-        tunings += [ours, replace(ours, knows_graphs=False)] if options.graphs_unknown else [ours]
+        tunings += [replace(ours, target_tps=rate or sweep.target_tps) for rate in options.rates]
+        tunings += [replace(ours, knows_graphs=False)] if options.graphs_unknown else []
     return tunings
 
 

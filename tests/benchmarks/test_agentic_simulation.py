@@ -192,6 +192,18 @@ def test_bars_compare_at_the_same_load_and_miss_without_a_point():
         assert f"no point of {missing}" in unmet[0].note
 
 
+def test_time_per_token_is_that_of_the_rate_asked_for_that_keeps_the_goodput():
+    results = [
+        result_of("stock", 30, 71, 100, tpot=14.0),
+        result_of("ours", 30, 71, 190, tpot=13.0),
+        result_of("ours", 30, 140, 140, tpot=6.8),
+        result_of("ours", 30, 150, 120, tpot=6.0),  # too little goodput
+        result_of("ours", 20, 160, 200, tpot=5.0),  # another load
+    ]
+    _, tpot = bars(results, {"stock": results[0], "ours": results[1]}, bound_of(1000.0), 70.0)
+    assert (tpot.measured, tpot.met) == (pytest.approx(6.8 / 14.0), True)
+
+
 def test_a_bar_above_the_bound_becomes_a_share_of_the_bound():
     results = [result_of("stock", 20, 71, 3800, tpot=14.0), result_of("ours", 20, 71, 3600, tpot=14.0)]
     chosen = {"stock": results[0], "ours": results[1]}
