@@ -65,11 +65,8 @@ class Exchange(Protocol):
 def parts_of_product(rows: int, part_rows: int) -> tuple[tuple[int, int], ...]:
     """Parts of a product that are computed one after the other; one when there is nothing to overlap."""
     count = num_parts(rows, part_rows)
-    if count == 1:
-        return ((0, rows),)
-    return _cut(
-        rows, part_rows if count > 2 else -(-rows // count), count, _ALIGNED_ROWS if part_rows >= _ALIGNED_ROWS else 1
-    )
+    aligned = _ALIGNED_ROWS if part_rows >= _ALIGNED_ROWS else 1
+    return tuple(pairwise((0, *(-(-rows * index // count // aligned) * aligned for index in range(1, count)), rows)))
 
 
 @dataclass(frozen=True)
@@ -95,16 +92,6 @@ class Overlap:
         if most is not None and rows > most:
             return ((0, rows),)
         return parts_of_product(rows, self.part_rows)
-
-
-def _cut(rows: int, end_rows: int, count: int, aligned: int) -> tuple[tuple[int, int], ...]:
-    """Parts that end at multiples of `aligned`; the first and the last have about `end_rows`, the rest is cut evenly.
-
-    A small first part starts the first transfer early, and the transfer of a small last one is soon over: nothing overlaps them.
-    """
-    middle = rows - 2 * end_rows
-    ends = [end_rows + middle * index // max(count - 2, 1) for index in range(count - 1)]
-    return tuple(pairwise((0, *(-(-end // aligned) * aligned for end in ends), rows)))
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,6 +30,7 @@ PASSES: Final = 3
 """All sizes are measured that often, one after the other: what disturbs one call of one size does not reach the median."""
 REPEATS: Final = 20
 WARM_UPS: Final = 5
+_REST: Final = "Everything else: "
 
 
 def measure(
@@ -78,9 +79,10 @@ def measured_table(
     }
     for kind, measured in samples.items():
         node.setdefault(kind, {})[num_ranks] = measured_link(measured, changes_at.get(kind, ()))
+    kinds, rest = ", ".join(kind.value for kind in samples), base.note.rpartition(_REST)[2]
     changes = {
         "source": "measured",
-        "note": f"{', '.join(kind.value for kind in samples)} over {num_ranks} ranks inside a node are measured. Everything else: {base.note}",
+        "note": f"{kinds} over {num_ranks} ranks inside a node are measured. {_REST}{rest}",
         "links": {**base.links, "node": node},
     }
     return base.model_copy(update=changes)

@@ -98,7 +98,10 @@ def test_weights_that_come_next_reach_the_kernel_of_small_steps_only(kernel: Cou
         ((200_000, 64), 0),  # not even a line of each
     ],
 )
-def test_the_front_of_each_row_is_fetched_ahead(shape: tuple[int, int], fetched: int) -> None:
+def test_the_front_of_each_row_is_fetched_ahead(
+    shape: tuple[int, int], fetched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "AHEAD_BYTES", 12 << 20)
     weight = torch.empty(shape, dtype=torch.bfloat16)
     address, rows, stride_bytes, num_bytes = fetched_ahead(weight)
     assert num_bytes == fetched
@@ -110,10 +113,11 @@ def test_the_front_of_each_row_is_fetched_ahead(shape: tuple[int, int], fetched:
 def test_nothing_is_fetched_of_what_is_no_packed_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.empty(64, 256, dtype=torch.bfloat16)
     nothing = (None, 0, 0, 0)
+    assert fetched_ahead(weight) == nothing
+    monkeypatch.setattr(limits, "AHEAD_BYTES", 12 << 20)
+    assert fetched_ahead(weight) != nothing
     for strange in (None, weight.T, weight[:, :128], weight.flatten(), weight.view(torch.uint8)[:, :24].contiguous()):
         assert fetched_ahead(strange) == nothing
-    monkeypatch.setattr(limits, "AHEAD_BYTES", 0)
-    assert fetched_ahead(weight) == nothing
 
 
 @pytest.mark.parametrize("change", ["hidden", "dtype", "residual", "weight", "dims"])

@@ -35,6 +35,7 @@ def test_ranks_agree_on_what_they_measured(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     table = CostTable.load(tmp_path / "table0.json")
     assert table.source == "measured"
+    assert table.note.count("Everything else: ") == 1
     assert table.links["network"] == TABLE.links["network"]
     for kind, sizes in table.links["node"].items():
         assert sizes[2] != TABLE.links["node"][kind][2]
