@@ -94,10 +94,11 @@ def route_alike(llm: Any, request: dict[str, Any]) -> dict[str, int]:
 
 
 def graph_kernels(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """See `Timed.replay_decode_graph`: the graph of a decode step of the first sessions, replayed by itself."""
+    """See `Timed.take_graph_trace`: the graph of a step in the middle of decoding the first sessions, replayed by itself."""
     prompts = _sessions(request)
+    llm.collective_rpc("start_tracing_graph", args=(len(prompts), request["output_tokens"] // 2, request["replays"]))
     _serve(llm, prompts, request, f"kernels{request['round']}n{len(prompts)}l{request['context_tokens']}")
-    found: dict[str, Any] = llm.collective_rpc("replay_decode_graph", args=(len(prompts), request["replays"]))[0]
+    found: dict[str, Any] = llm.collective_rpc("take_graph_trace")[0]
     return found
 
 

@@ -29,7 +29,7 @@ from benchmarks.served.turns import Cell, in_turns
 
 NUM_BEST = 20
 """Log-probabilities at every position: as many as vLLM gives by default."""
-_TRACED_TOKENS, _TRACED_REPLAYS = 8, 20
+_TRACED_TOKENS, _TRACED_REPLAYS = 16, 20
 
 
 class Run:

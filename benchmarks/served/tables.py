@@ -81,7 +81,10 @@ def print_in_layer(figures: dict[str, Any]) -> None:
 
 
 def print_kernels(figures: dict[str, Any], count: int) -> None:
-    """The kernels of one replay of the decode graph, side by side."""
+    """The kernels of one replay of the decode graph, side by side.
+
+    Of kernels that overlap the one that ends last gets the time; how long each runs tells whether it became slower.
+    """
     systems = [system for system in (*SYSTEMS, APPEND) if "graphs" in figures["engines"].get(system, {})]
     graphs = [figures["engines"][system]["graphs"].get(str(count), {}) for system in systems]
     times = [{kernel["name"]: kernel for kernel in graph.get("kernels", ())} for graph in graphs]
@@ -97,7 +100,7 @@ def print_kernels(figures: dict[str, Any], count: int) -> None:
     alone = [f"{1e3 * graph.get('replay_ms', 0.0):.1f}" for graph in graphs]
     rows += [("others", *(f"{us:.1f}" for us in rest)), ("all kernels", *(f"{us:.1f}" for us in total))]
     rows.append(("a replay by itself", *alone))
-    title = f"Kernels of the decode graph of {count} sessions: launches x microseconds that each adds to the graph"
+    title = f"Kernels of the decode graph of {count} sessions: launches x microseconds that each adds (runs)"
     print_table(title, ("kernel", *systems), rows)
 
 
@@ -109,7 +112,7 @@ def _launches(found: dict[str, Any], name: str) -> str:
     if name not in found:
         return "-"
     calls, us = found[name]["calls"], _us(found, name)
-    return f"{calls:g} x {us / calls:.1f}"
+    return f"{calls:g} x {us / calls:.1f} ({found[name]['us'] / calls:.1f})"
 
 
 def _number(found: dict[str, Any], key: str) -> str:

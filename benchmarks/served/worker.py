@@ -34,6 +34,7 @@ class Timed:
             result = original(desc)
             end.record()
             self.graph_events.append((desc.num_tokens, start, end))
+            self._trace_if_due(desc.num_tokens)
             return result
 
         return timed
@@ -125,31 +126,33 @@ class Timed:
         self.router_weights = kept
         return len(kept)
 
-    def replay_decode_graph(self, num_tokens: int, num_replays: int) -> dict[str, Any]:
-        """Replay the graph of the last decode step by itself: milliseconds of a replay, and every kernel with its microseconds.
+    def start_tracing_graph(self, num_tokens: int, at_replay: int, num_replays: int) -> bool:
+        """Replay and trace the graph of `num_tokens` within the `at_replay`-th step from now on that replays it.
 
-        A step leaves what its graph reads where it is, and a replay writes what is there already. Nothing where no step
-        replays a graph, and no kernels where they cannot be traced, with the reason.
+        That must be one of all requests: the first and last steps of a batch may have fewer, in the same graph. False where the
+        runner replays no graph.
         """
-        import torch
+        self.graph_trace: dict[str, Any] = {}
+        self.trace_at: tuple[int, int, int] | None = (num_tokens, at_replay, num_replays)
+        return self.start_timing_graphs()
 
-        graphs = getattr(getattr(self.model_runner, "cudagraph_manager", None), "graphs", {})  # type: ignore[attr-defined]
-        graph = next((graph for desc, graph in graphs.items() if desc.num_tokens == num_tokens), None)
-        if graph is None:
-            return {}
-        torch.cuda.synchronize()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
-        start.record()
-        for _ in range(num_replays):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found: dict[str, Any] = {"replay_ms": start.elapsed_time(end) / num_replays}
-        try:
-            return found | {"kernels": traced_kernels(graph, num_replays)}
-        except RuntimeError as error:
-            return found | {"kernels_error": str(error)[:300]}
+    def take_graph_trace(self) -> dict[str, Any]:
+        """Milliseconds of a replay by itself, and every kernel with its microseconds.
+
+        Nothing where no such step came, and no kernels where they cannot be traced, with the reason.
+        """
+        self.trace_at = None
+        return self.graph_trace
+
+    def _trace_if_due(self, num_tokens: int) -> None:
+        traced_tokens, steps_left, num_replays = getattr(self, "trace_at", None) or (0, 0, 0)
+        if num_tokens != traced_tokens:
+            return
+        self.trace_at = (num_tokens, steps_left - 1, num_replays) if steps_left > 1 else None
+        if self.trace_at is None:
+            graphs = self.model_runner.cudagraph_manager.graphs  # type: ignore[attr-defined]
+            graph = next((graph for desc, graph in graphs.items() if desc.num_tokens == num_tokens), None)
+            self.graph_trace = {} if graph is None else _replayed(graph, num_replays)
 
     def who_decodes(self, counts: tuple[int, ...], query_tokens: int = 1) -> dict[str, Any]:
         """Backend of the attention layers, tokens of a page, what of its choice our backend says for each batch size, and how
@@ -170,6 +173,25 @@ class Timed:
     def _builders(self) -> list[Any]:
         groups = getattr(self.model_runner, "attn_groups", [])  # type: ignore[attr-defined]
         return [group.get_metadata_builder(0) for groups_of_cache in groups for group in groups_of_cache]
+
+
+def _replayed(graph: Any, num_replays: int) -> dict[str, Any]:
+    """A step leaves what its graph reads where it is, and a replay writes what is there already."""
+    import torch
+
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    start.record()
+    for _ in range(num_replays):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    found: dict[str, Any] = {"replay_ms": start.elapsed_time(end) / num_replays}
+    try:
+        return found | {"kernels": traced_kernels(graph, num_replays)}
+    except RuntimeError as error:
+        return found | {"kernels_error": str(error)[:300]}
 
 
 def _recorded(torch: Any) -> Any:

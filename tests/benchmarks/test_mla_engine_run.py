@@ -271,8 +271,8 @@ def test_kernels_of_both_engines_stand_side_by_side(capsys: pytest.CaptureFixtur
     engines = {"stock": {"graphs": {"4": flash}}, "ours": {"graphs": {"4": own}}}
     tables.print_kernels({"engines": engines}, 4)
     text = capsys.readouterr().out
-    assert "8 x 80.0" in text
-    assert "8 x 75.0" in text
+    assert "8 x 80.0 (82.5)" in text
+    assert "8 x 75.0 (75.0)" in text
     assert "1900.0" in text
     tables.print_in_layer({"kernels_us": {"4": {"in_layer": {"ours": 81.25}}}})
     assert "81.2" in capsys.readouterr().out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engines' benchmark adds to workers: which forward passes it times, and which prefills it counts as ours."""
+"""What the engines' benchmark adds to workers: which forward passes it times, which prefills it counts as ours, which step it traces."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ class Steps:
 
     def step(self, query_lens: list[int]) -> str | None:
         return "plan" if max(query_lens) > 100 else None
+
+
+class Graphs:
+    """Whole graphs by their number of tokens."""
+
+    def __init__(self, items: list[tuple[Any, Any]]) -> None:
+        self.graphs = SimpleNamespace(items=lambda: items)
+
+    def run_fullgraph(self, desc: Any) -> int:
+        return int(desc.num_tokens)
 
 
 @pytest.fixture
@@ -89,3 +99,32 @@ def test_prefills_are_counted_that_our_kernel_plans(worker: Any) -> None:
         plans = [worker.builder._prefills.step(lens) for lens in ([200], [50], [1, 300])]
         assert plans == ["plan", None, "plan"]
         assert worker.take_prefill_times()["taken"] == 2
+
+
+def test_a_graph_is_traced_within_the_step_that_was_asked_for_and_in_no_other(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def graph(tokens: int) -> Any:
+        def replay() -> None:
+            CLOCK_MS[0] += tokens
+            ran.append(tokens)
+
+        return SimpleNamespace(replay=replay)
+
+    four, two = SimpleNamespace(num_tokens=4), SimpleNamespace(num_tokens=2)
+    assert not worker.start_tracing_graph(4, 2, 5)
+    worker.model_runner.cudagraph_manager = manager = Graphs([(two, graph(2)), (four, graph(4))])
+    module = sys.modules["benchmarks.served.worker"]
+    monkeypatch.setattr(module, "traced_kernels", lambda _, num_replays: [{"name": "a", "calls": num_replays}])
+    assert worker.start_tracing_graph(4, 2, 5)
+    for desc, replays in ((four, 0), (two, 0), (four, 6), (four, 6)):
+        assert manager.run_fullgraph(desc) == desc.num_tokens
+        assert ran == [4] * replays
+    found = {"replay_ms": 4.0, "kernels": [{"name": "a", "calls": 5}]}
+    assert worker.take_graph_trace() == found
+    assert worker.start_tracing_graph(4, 1, 5)
+    assert worker.take_graph_trace() == {}
+    manager.run_fullgraph(four)
+    assert len(ran) == 6
