@@ -12,10 +12,8 @@ TILE_TOKENS = 64
 """KV tokens per tile: the granularity of the split plan."""
 NARROW_ROWS, WIDE_ROWS = 16, 64
 """Row tiles for which the Hopper kernel is compiled: rows on the N and on the M side of the products."""
-
-
-FP8_ROWS = (16, 32)
-"""Row tiles of its FP8 version: both on the N side."""
+FP8_ROWS = (16, 32, 64)
+"""Row tiles of its FP8 version: 16 on the N side, the others on the N side of the output alone."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def test_counts_are_positive(heads: int, queries: int) -> None:
     [
         (16, 1, RowTiles(16, 16, 1, 1, 1)),
         (32, 1, RowTiles(32, 32, 1, 1, 1)),
-        (16, 4, RowTiles(32, 16, 2, 1, 2)),
-        (128, 1, RowTiles(32, 32, 1, 4, 1)),
+        (16, 4, RowTiles(64, 16, 4, 1, 1)),
+        (128, 1, RowTiles(64, 64, 1, 2, 1)),
     ],
 )
 def test_folds_of_the_fp8_version(heads: int, queries: int, expected: RowTiles) -> None:

@@ -104,26 +104,35 @@ def test_heads_and_query_tokens(heads: int, queries: int) -> None:
     assert_accepted(case, *run(case))
 
 
-@pytest.mark.parametrize("heads", [16, 32])
-@pytest.mark.parametrize("lengths", [[65536], [1], [64], [0], [300, 9000, 63, 65]])
+@pytest.mark.parametrize("heads", [16, 32, 64])
+@pytest.mark.parametrize("lengths", [[65536], [1], [64], [0], [300, 9000, 63, 65], [128, 192, 256] * 60])
 def test_lengths(heads: int, lengths: list[int]) -> None:
     case = make_case(heads, 1, lengths)
     assert_accepted(case, *run(case))
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 32, 64, 128])
-@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("heads", [16, 32, 64])
 def test_page_sizes(heads: int, page_tokens: int) -> None:
     case = make_case(heads, 1, [1, 77, 4000], page_tokens)
     assert_accepted(case, *run(case))
 
 
-def test_requests_of_different_query_counts() -> None:
-    case = make_case(16, [1, 4, 0, 3, 2], [100, 3000, 0, 9000, 7])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_requests_of_different_query_counts(heads: int) -> None:
+    case = make_case(heads, [1, 4, 0, 3, 2], [100, 3000, 0, 9000, 7])
     assert_accepted(case, *run(case))
 
 
-@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+def test_scores_that_outrun_the_maximum_in_use(heads: int) -> None:
+    case = make_case(heads, 1, [200, 5000, 70000])
+    growth = torch.linspace(0.1, 4, len(case.kv_cache), device="cuda")
+    case.kv_cache = (case.kv_cache.float() * growth[:, None, None]).to(E4M3)
+    assert_accepted(case, *run(case))
+
+
+@pytest.mark.parametrize("heads", [16, 32, 64])
 def test_repeated_launches_give_the_same_bits(heads: int) -> None:
     case = make_case(heads, 1, [9000, 70, 2000, 33000], seed=5)
     first, _ = run(case)
@@ -142,7 +151,7 @@ def test_wrong_inputs_name_the_culprit() -> None:
         mla_decode_fp8(case.q.bfloat16(), case.kv_cache, plan, SCALE, *scales)
     with pytest.raises(ValueError, match=r"kv_scale: shape \(\), allowed: \(1,\)"):
         mla_decode_fp8(case.q, case.kv_cache, plan, SCALE, case.query_scale, case.kv_scale[0])
-    wide = MlaDecodePlan(MlaWorkspace(64, 1, 1, "cuda"), 1)
+    wide = MlaDecodePlan(MlaWorkspace(64, 1, 1, "cuda", (128,)), 1)
     wide.update(case.seq_lens, case.block_table, 64)
-    with pytest.raises(ValueError, match=r"row tiles of 64 rows, allowed: \(16, 32\); use fp8_workspace"):
+    with pytest.raises(ValueError, match=r"row tiles of 128 rows, allowed: \(16, 32, 64\); use fp8_workspace"):
         mla_decode_fp8(case.q[:, :1].expand(-1, 64, -1), case.kv_cache, wide, SCALE, *scales)

@@ -136,8 +136,10 @@ int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* str
 #ifdef TOKENSPEED_MLA_FP8
         case 32:
             return run<32, false>(*params, target);
+        case 64:
+            return run<64, false>(*params, target);
         default:
-            return fail("rows", "allowed: 16, 32");
+            return fail("rows", "allowed: 16, 32, 64");
 #else
         case 64:
             return params->head_tiles * params->token_tiles < kPairedRowTiles ? run<64, false>(*params, target)

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "consumer.cuh"
+#include "turned.cuh"
 #include "wide.cuh"
 #include "wide_paired.cuh"
 
@@ -14,12 +15,12 @@ namespace tokenspeed::mla {
 // By the lanes of one warp.
 template <int kRows>
 __device__ void init_barriers(const SharedMap<kRows>& shared) {
-    constexpr int kUnits = Layout<kRows>::kUnits;
-    const int lane = threadIdx.x & 31;
-    if (lane < kUnits) {
-        ptx::barrier_init(shared.full(lane), 1);
-        ptx::barrier_init(shared.empty(lane), Layout<kRows>::kReaders);
-    } else if (lane == kUnits) {
+    constexpr int kParts = Layout<kRows>::kUnitParts, kBarriers = Layout<kRows>::kUnits * kParts;
+    const int lane = threadIdx.x & 31, part = lane % kParts;
+    if (lane < kBarriers) {
+        ptx::barrier_init(shared.full(lane / kParts, part), 1);
+        ptx::barrier_init(shared.empty(lane / kParts, part), part == 1 ? 8 : Layout<kRows>::kReaders);
+    } else if (lane == kBarriers) {
         ptx::barrier_init(shared.query_full(), 1);
         ptx::barrier_init(shared.query_empty(), 8);
     }
@@ -57,7 +58,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else {
         ptx::grow_registers<kConsumerRegisters>();
-        if constexpr (Layout<kRows>::kWide) {
+        if constexpr (Layout<kRows>::kTurned) {
+            TurnedConsumer<kRows>(p, shared, place, generic).run(span);
+        } else if constexpr (Layout<kRows>::kWide) {
             std::conditional_t<kPaired, PairedConsumer, WideConsumer>(p, shared, place, generic).run(span);
         } else {
             Consumer<kRows>(p, shared, place, generic).run(span);

@@ -32,24 +32,29 @@ constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
 // kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
 // alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide_rows.cuh).
+// FP8: 32 and 64 rows lie on the M side of the scores and on the N side of the output (turned.cuh).
 constexpr int kPairedRowTiles =
     4;  // from so many row tiles of a request on, tiles are taken in pairs (wide_paired.cuh)
 
 template <int kRows>
 struct Layout {
-    static constexpr bool kWide = kRows == 64;
+    static constexpr bool kWide = kRows == 64 && !kFp8, kTurned = kRows >= 32 && kFp8;
     static constexpr int kQueryBytes = kRows * kDimBlocks * kRowBytes;
-    static constexpr int kProbBuffers = kWide ? 1 : 4;  // narrow: two for each warpgroup
+    // narrow: two for each warpgroup; turned: none, P lies where its tile's rope rows were
+    static constexpr int kProbBuffers = kTurned ? 0 : kWide ? 1 : 4;
     static constexpr int kProbBytes = kRows * kTileTokens * 2;
-    // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row]; fp32
-    static constexpr int kReduceBytes = kWide ? 3 * kRows * 4 : 2 * 2 * kRows * 4 * 4;
-    static constexpr int kStateBytes = kWide ? 0 : 2 * kRows * 4;
+    // narrow: [buffer][warpgroup][row][warp] and [warpgroup][row]; wide: maxima [row] and sums [warpgroup][row];
+    // turned: these, factors [tile % 4][row], and whether there are any, [tile % 4][warp]; 32 bits each
+    static constexpr int kReduceBytes = kTurned ? (7 * kRows + 16) * 4 : kWide ? 3 * kRows * 4 : 2 * 2 * kRows * 4 * 4;
+    static constexpr int kStateBytes = kWide || kTurned ? 0 : 2 * kRows * 4;
     static constexpr int kRowMapBytes = kRows * 4;  // [row] token and head of the tile
     static constexpr int kBarrierBytes = 256;
     static constexpr int kFixed =
         kQueryBytes + kProbBuffers * kProbBytes + kReduceBytes + kStateBytes + kRowMapBytes + kBarrierBytes;
     static constexpr int kUnits = (kSharedLimit - kFixed) / kUnitBytes;
     static constexpr int kReaders = kWide ? 8 : 4;  // warps that read a unit
+    // turned: a unit has an early part, the half of the latent dims that is done with first, and a late one
+    static constexpr int kUnitParts = kTurned ? 2 : 1;
 
     static constexpr int kQueryOffset = 0;
     // FP8: probabilities behind the query, for the halves of O meet in both (consumer.cuh)
@@ -64,7 +69,7 @@ struct Layout {
     static_assert(kSharedBytes <= kSharedLimit);
     static_assert(kUnits >= 2 * kTileUnits, "the ring holds at least two tiles");
     static_assert(!kWide || kUnits % kTileUnits == 0, "the wide products need a tile in one piece");
-    static_assert((2 * kUnits + 2) * 8 <= kBarrierBytes);
+    static_assert((2 * kUnits * kUnitParts + 2) * 8 <= kBarrierBytes);
     static_assert(kQueryBytes % 1024 == 0 && kProbBytes % 1024 == 0);
 };
 

@@ -13,12 +13,14 @@ namespace tokenspeed::mla {
 //     further
 //   wide: [warp][latent half][pair of column blocks][lane], two pieces: low row 16w + g, high row 8 further, dims
 //     8j + 2c and the next, the second piece 8 dims further
+//   turned: [pair of latent blocks][column block][thread], two pieces: rows and dims as in narrow of an e4m3 cache, the
+//     second piece 64 dims further
 template <int kRows>
 struct FragmentIndex {
     static constexpr bool kWide = Layout<kRows>::kWide;
-    static constexpr int kPieces = kWide ? 2 : 1;
+    static constexpr int kPieces = kRows > 16 ? 2 : 1;
     static constexpr int kTotal = kRows * kLatent / 4 / kPieces;
-    static constexpr int kRowStep = kWide ? 8 : 1, kDimStep = kWide || kFp8 ? 1 : 8, kPieceDims = 8;
+    static constexpr int kRowStep = kWide ? 8 : 1, kDimStep = kWide || kFp8 ? 1 : 8, kPieceDims = kWide ? 8 : 64;
     int row, dim;
 
     // Where the state of a row lies among those of its row tile: a value's two rows next to each other.
@@ -33,7 +35,7 @@ struct FragmentIndex {
             dim = index / 512 % 2 * 256 + index / 32 % 16 * 16 + 2 * c;
         } else {
             row = index / 128 % (kRows / 8) * 8 + 2 * c;
-            dim = index / 128 / (kRows / 8) * 64 + index / 32 % 4 * 16 + (kFp8 ? 2 * g : g);
+            dim = index / 128 / (kRows / 8) * 64 * kPieces + index / 32 % 4 * 16 + (kFp8 ? 2 * g : g);
         }
     }
 
@@ -47,27 +49,25 @@ struct FragmentIndex {
 // split over all groups (64 rows: 128 KiB for each part, as much as 114 tokens of KV).
 template <int kRows>
 struct Partial {
-    using Value = uint2;
-    __device__ static Value pack(const float4& v) {
-        return make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
-    }
-    __device__ static float4 unpack(uint32_t low, uint32_t high) {
-        return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16),
-                           __uint_as_float(high & 0xFFFF0000u));
-    }
-    __device__ static float4 piece(const Value& v, int) { return unpack(v.x, v.y); }
-};
-
-template <>
-struct Partial<64> {
     using Value = uint4;
     __device__ static Value pack(const float4& a, const float4& b) {
         return make_uint4(ptx::pack_bf16(a.x, a.y), ptx::pack_bf16(a.z, a.w), ptx::pack_bf16(b.x, b.y),
                           ptx::pack_bf16(b.z, b.w));
     }
-    __device__ static float4 piece(const Value& v, int i) {
-        return i == 0 ? Partial<16>::unpack(v.x, v.y) : Partial<16>::unpack(v.z, v.w);
+    __device__ static float4 unpack(uint32_t low, uint32_t high) {
+        return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16),
+                           __uint_as_float(high & 0xFFFF0000u));
     }
+    __device__ static float4 piece(const Value& v, int i) { return i == 0 ? unpack(v.x, v.y) : unpack(v.z, v.w); }
+};
+
+template <>
+struct Partial<16> {
+    using Value = uint2;
+    __device__ static Value pack(const float4& v) {
+        return make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
+    }
+    __device__ static float4 piece(const Value& v, int) { return Partial<64>::unpack(v.x, v.y); }
 };
 
 // One request that this block shares with others. Arrivals are counted in one of two words, by turns from launch to
@@ -157,7 +157,7 @@ class Merger {
         const Target low(p_, place_, query, map_, at.row), high(p_, place_, query, map_, at.row + Index::kRowStep);
         wait(shared);
         State state;
-        constexpr int kBatch = Index::kWide ? 17 : 9;  // 132 splits in one round
+        constexpr int kBatch = kRows == 64 ? 17 : 9;  // 132 splits in one round
 #pragma unroll 1
         for (int first = thread_ >> shift; first < shared.splits; first += kBatch * shares) {
             add_splits<kBatch>(shared, index, at.row, first, shares, state);

@@ -16,9 +16,13 @@ struct SharedMap {
     __device__ uint32_t query() const { return base + L::kQueryOffset; }
     __device__ uint32_t unit(int index) const { return base + L::kRingOffset + (index % L::kUnits) * kUnitBytes; }
     __device__ uint32_t phase(int index) const { return (index / L::kUnits) & 1; }
-    __device__ uint32_t full(int index) const { return base + L::kBarrierOffset + (index % L::kUnits) * 8; }
-    __device__ uint32_t empty(int index) const { return full(index) + L::kUnits * 8; }
-    __device__ uint32_t query_full() const { return base + L::kBarrierOffset + 2 * L::kUnits * 8; }
+    __device__ uint32_t full(int index, int part = 0) const {
+        return base + L::kBarrierOffset + ((index % L::kUnits) * L::kUnitParts + part) * 8;
+    }
+    __device__ uint32_t empty(int index, int part = 0) const {
+        return full(index, part) + L::kUnits * L::kUnitParts * 8;
+    }
+    __device__ uint32_t query_full() const { return base + L::kBarrierOffset + 2 * L::kUnits * L::kUnitParts * 8; }
     __device__ uint32_t query_empty() const { return query_full() + 8; }
     __device__ uint32_t probs(int buffer) const { return base + L::kProbOffset + buffer * L::kProbBytes; }
 };
@@ -125,6 +129,14 @@ class Producer {
         const int count = boxes(tile);
         const int page[2] = {page_[0], page_[1]};
         if (tile + 1 < span_.first_tile + span_.num_tiles) fetch_pages(tile + 1);
+        if constexpr (Layout<kRows>::kTurned) {
+            load_parts(tile, unit, count, page);
+        } else {
+            load_units(tile, unit, count, page);
+        }
+    }
+
+    __device__ void load_units(int tile, int unit, int count, const int (&page)[2]) {
 #pragma unroll 1
         for (int u = 0; u < kTileUnits; ++u) {
             const int index = unit + u;
@@ -141,6 +153,31 @@ class Producer {
                 for (int block = 0; block < kUnitBlocks; ++block) {
                     ptx::copy_box(destination + block * kBlockBytes, kv_, shared_.full(index),
                                   (u * kUnitBlocks + block) * kBlockDims, row, page[i]);
+                }
+            }
+        }
+    }
+
+    // The half of the latent dims of the warpgroup that has the tile's scores, then the other half and the rope dims.
+    // With an even number of units the parts of a unit are the same dims from tile to tile.
+    __device__ void load_parts(int tile, int unit, int count, const int (&page)[2]) {
+        constexpr bool kSameParts = Layout<kRows>::kUnits % 2 == 0;
+#pragma unroll 1
+        for (int part = 0; part < 2; ++part) {
+            ptx::barrier_wait(shared_.empty(unit, kSameParts ? part : 1), shared_.phase(unit) ^ 1);
+            const uint32_t full = shared_.full(unit, part);
+            if (lane_ == 0) ptx::barrier_expect(full, (2 + part) * (count << box_shift_) * kRowBytes);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int box = lane_ + 32 * i;
+                if (box >= count) continue;
+                const int row = (tile * kTileTokens + (box << box_shift_)) & ((1 << p_.page_shift) - 1);
+                const uint32_t destination = shared_.unit(unit) + (box << box_shift_) * 128;
+#pragma unroll 1
+                for (int b = 0; b < 2 + part; ++b) {
+                    const int block = b == 2 ? kDimBlocks - 1 : 2 * ((unit & 1) ^ part) + b;
+                    ptx::copy_box(destination + block * kBlockBytes, kv_, full, block * kBlockDims, row, page[i]);
                 }
             }
         }
