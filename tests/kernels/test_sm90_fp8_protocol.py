@@ -143,7 +143,7 @@ class Ring:
 def run(ring: Ring, seed: int) -> None:
     """Steps through the model; raises where it stops or reads what it must not."""
     chance = random.Random(seed)
-    threads = {name: steps for name, steps in enumerate((ring.load(), ring.consume(0), ring.consume(1)))}
+    threads = dict(enumerate((ring.load(), ring.consume(0), ring.consume(1))))
     waits: dict[int, Callable[[], bool]] = dict.fromkeys(threads, lambda: True)
     weights = [chance.random() + 0.05 for _ in range(4)]
     while threads or ring.copies:

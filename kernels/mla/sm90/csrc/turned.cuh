@@ -12,8 +12,7 @@
 // next of each 64, rows 8j + 2c and 8j + 2c + 1.
 #pragma once
 
-#include "merge.cuh"
-#include "ptx_fp8.cuh"
+#include "turned_output.cuh"
 
 namespace tokenspeed::mla {
 
@@ -21,10 +20,8 @@ template <int kRows>
 class TurnedConsumer {
   public:
     using L = Layout<kRows>;
-    static constexpr int kFragment = kRows / 2;           // accumulators per thread of 64 dims
-    static constexpr int kHalfBlocks = kLatent / 2 / 64;  // of 64 dims
-    static constexpr int kScoreWarps = kRows / 16;        // warps whose scores are those of rows
-    static constexpr float kRescaleLog2 = 8.0f;           // the maximum may lag by 2^8 before O is rescaled
+    static constexpr int kScoreWarps = kRows / 16;  // warps whose scores are those of rows
+    static constexpr float kRescaleLog2 = 8.0f;     // the maximum may lag by 2^8 before O is rescaled
 
     __device__ TurnedConsumer(const DecodeParams& p, const SharedMap<kRows>& shared, const Place& place, char* generic)
         : p_(p),
@@ -32,17 +29,14 @@ class TurnedConsumer {
           place_(place),
           map_(generic),
           generic_(generic),
-          row_max_(reinterpret_cast<float*>(generic + L::kReduceOffset)),
-          row_sum_(row_max_ + kRows),
-          factors_(row_sum_ + 2 * kRows),
-          raised_(reinterpret_cast<int4*>(factors_ + 4 * kRows)),
+          states_(generic),
+          output_(p, shared, place, generic),
           group_(ptx::warp_number() / 4),
           thread_(threadIdx.x & 127),
           warp_(ptx::warp_number() & 3),
           g_((threadIdx.x & 31) / 4),
           c_(threadIdx.x & 3),
-          scale_(p.softmax_scale * 1.4426950408889634f * *p.query_scale * *p.kv_scale),
-          out_scale_(*p.kv_scale) {
+          scale_(p.softmax_scale * 1.4426950408889634f * *p.query_scale * *p.kv_scale) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) used_[i] = warp_ < kScoreWarps && row(i) < p.tile_heads * p.tile_query_tokens;
     }
@@ -55,7 +49,9 @@ class TurnedConsumer {
             const QuerySpan query(p_, place_, span.request);
             SharedRequest shared;
             if (!span.whole) shared.open(p_, place_, span.request);
-            clear();
+            output_.clear();
+            max_[0] = max_[1] = -INFINITY;
+            sum_[0] = sum_[1] = 0.0f;
             ptx::barrier_wait(shared_.query_full(), item & 1);
             multiply_tiles(query, span, unit);
             unit += span.num_tiles;
@@ -75,17 +71,7 @@ class TurnedConsumer {
     }
 
   private:
-    __device__ void clear() {
-#pragma unroll
-        for (int m = 0; m < kHalfBlocks; ++m)
-#pragma unroll
-            for (int i = 0; i < kFragment; ++i) out_[m][i] = 0.0f;
-        max_[0] = max_[1] = -INFINITY;
-        sum_[0] = sum_[1] = 0.0f;
-    }
-
     __device__ int row(int i) const { return warp_ * 16 + g_ + 8 * i; }
-    __device__ int column(int i) const { return 8 * (i / 2) + 2 * c_ + (i & 1); }
     __device__ void sync_group() { ptx::named_sync(1 + group_, 128); }
     __device__ void sync_both() { ptx::named_sync(3, kConsumerThreads); }
     // The owner of a tile arrives once its P is there; the other one waits before it needs maxima or P.
@@ -100,28 +86,23 @@ class TurnedConsumer {
             issue_scores(scores, unit + t);
             ptx::mma_wait<0>();  // not <1> first: the compiler would serialize all products
             ptx::mma_settle(scores);
-            settle_out();
-            if (t > 1) release_late(unit + t - 2);
+            output_.settle();
+            if (t > 1) output_.release_late(unit + t - 2);
             // Behind either barrier all warps are past the scores: P may lie where the rope rows were.
             t > 0 ? await_other() : sync_group();
             publish(scores, query, (span.first_tile + t) * kTileTokens, unit + t, t == 0);
             announce();
-            if (t > 0) multiply_values<false>(unit + t - 1, -1);
+            if (t > 0) output_.template multiply<false>(unit + t - 1, -1);
             sync_group();
-            multiply_values<true>(unit + t, t > 0 ? unit + t - 1 : -1);
+            output_.template multiply<true>(unit + t, t > 0 ? unit + t - 1 : -1);
         }
         if (((group_ ^ unit ^ last) & 1) != 0) {
             await_other();
-            multiply_values<false>(unit + last, last > 0 ? unit + last - 1 : -1);
+            output_.template multiply<false>(unit + last, last > 0 ? unit + last - 1 : -1);
         }
         ptx::mma_wait<0>();
-        settle_out();
-        release_late(unit + last);
-    }
-
-    __device__ void settle_out() {
-#pragma unroll
-        for (int m = 0; m < kHalfBlocks; ++m) ptx::mma_settle(out_[m]);
+        output_.settle();
+        output_.release_late(unit + last);
     }
 
     __device__ void issue_scores(float (&scores)[32], int unit) {
@@ -160,17 +141,17 @@ class TurnedConsumer {
                 raised = raise_maximum(scores, factor, first);
                 exponentiate(scores, probs);
             }
-            store_probabilities(probs, probs_at(unit));
+            store_probabilities(probs, output_.shared_probs(unit));
             if (c_ == 0) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    row_max_[row(i)] = max_[i];
-                    factors_[(unit & 3) * kRows + row(i)] = factor[i];
+                    states_.maxima[row(i)] = max_[i];
+                    states_.factors[(unit & 3) * kRows + row(i)] = factor[i];
                 }
             }
-            if ((threadIdx.x & 31) == 0) reinterpret_cast<int*>(raised_ + (unit & 3))[warp_] = raised;
+            if ((threadIdx.x & 31) == 0) reinterpret_cast<int*>(states_.raised + (unit & 3))[warp_] = raised;
         } else if ((threadIdx.x & 31) == 0) {
-            reinterpret_cast<int*>(raised_ + (unit & 3))[warp_] = 0;
+            reinterpret_cast<int*>(states_.raised + (unit & 3))[warp_] = 0;
         }
         if (first_token + kTileTokens > seq_len_) clear_values(seq_len_ - first_token, unit);
         ptx::fence_async();
@@ -190,7 +171,7 @@ class TurnedConsumer {
         bool raised = false;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float before = first ? -INFINITY : row_max_[row(i)];
+            const float before = first ? -INFINITY : states_.maxima[row(i)];
             float part[8];  // a tree, not a chain of 16
 #pragma unroll
             for (int j = 0; j < 8; ++j) part[j] = fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]);
@@ -225,8 +206,6 @@ class TurnedConsumer {
         sum_[1] += (sums[1] + sums[3]) + (sums[5] + sums[7]);
     }
 
-    __device__ uint32_t probs_at(int unit) const { return shared_.unit(unit) + (kDimBlocks - 1) * kBlockBytes; }
-
     // K-major rows of 64 tokens.
     __device__ void store_probabilities(const uint32_t (&probs)[4][4], uint32_t address) {
         const int lane = threadIdx.x & 31, r = lane & 7, matrix = lane >> 3;
@@ -246,78 +225,15 @@ class TurnedConsumer {
         }
     }
 
-    // O^T += V^T P^T for this warpgroup's half of the dims. An 8-bit operand must have the dimension that is summed
-    // contiguous, and V^T has not: it goes through registers, as fp16, as in products.cuh. `finished`: a unit that
-    // nothing but products in flight reads, or -1.
-    template <bool kOwner>
-    __device__ void multiply_values(int unit, int finished) {
-        if (!kOwner) ptx::barrier_wait(shared_.full(unit, 1), shared_.phase(unit));
-        scale_out(unit);
-        const uint64_t probs = ptx::operand_descriptor(probs_at(unit));
-        uint32_t raw[2][2][4];
-        load_values(raw[0], unit, 0);
-#pragma unroll
-        for (int m = 0; m < kHalfBlocks; ++m) {
-            if (m + 1 < kHalfBlocks) load_values(raw[(m + 1) & 1], unit, m + 1);
-            uint32_t values[4][4];
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                ptx::unpack_pairs(raw[m & 1][i / 4][i % 4], values[i / 2][i % 2 * 2], values[i / 2][i % 2 * 2 + 1]);
-            if (kOwner && m == kHalfBlocks - 1) {
-                __syncwarp();
-                release(unit, 0);
-            }
-            ptx::mma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) ptx::mma_fp16(out_[m], values[k], probs + 2 * k);
-            ptx::mma_commit();
-            ptx::mma_wait<1>();
-            if (m == 0 && finished >= 0) release_late(finished);
-        }
-    }
-
-    // Where the tile raised maxima, what has been summed up to now shrinks.
-    __device__ void scale_out(int unit) {
-        const int4 raised = raised_[unit & 3];
-        if ((raised.x | raised.y | raised.z | raised.w) == 0) return;
-        ptx::mma_wait<0>();
-        const float2* factors = reinterpret_cast<const float2*>(factors_ + (unit & 3) * kRows) + c_;
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-            const float2 factor = factors[4 * j];
-#pragma unroll
-            for (int m = 0; m < kHalfBlocks; ++m) {
-                out_[m][4 * j] *= factor.x;
-                out_[m][4 * j + 1] *= factor.y;
-                out_[m][4 * j + 2] *= factor.x;
-                out_[m][4 * j + 3] *= factor.y;
-            }
-        }
-    }
-
-    // Pairs of this warp's 16 dims of 64, of all tokens: lane l brings the rows of tokens l and 32 + l.
-    __device__ void load_values(uint32_t (&raw)[2][4], int unit, int m) const {
-        const int lane = threadIdx.x & 31, chunk = (m & 1) * 4 + warp_;
-        const uint32_t address =
-            shared_.unit(unit) + (2 * group_ + m / 2) * kBlockBytes + lane * kRowBytes + ((chunk ^ (lane & 7)) << 4);
-        ptx::load_transposed(address, raw[0]);
-        ptx::load_transposed(address + 32 * kRowBytes, raw[1]);
-    }
-
-    __device__ void release(int unit, int part) const {
-        if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.empty(unit, part));
-    }
-    __device__ void release_late(int unit) const { release(unit, 1); }
-
     // Normalizes and writes O and LSE, whole or as a partial of the merge.
     __device__ void finish(const Span& span, const QuerySpan& query) {
         if ((threadIdx.x & 31) == 0) ptx::barrier_arrive(shared_.query_empty());
         join_sums();
         if (span.whole) {
-            write_whole(query);
+            output_.write_whole(query);
         } else {
             const int slot = (2 * place_.group + (span.first_tile == 0 ? 1 : 0)) * p_.head_tiles * p_.token_tiles;
-            write_partial(slot + place_.row_tile);
+            output_.write_partial(slot + place_.row_tile);
         }
         sync_both();  // before the next item's maxima and sums
     }
@@ -327,67 +243,14 @@ class TurnedConsumer {
         if (warp_ < kScoreWarps) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float top = row_max_[row(i)];
+                const float top = states_.maxima[row(i)];
                 if (top != max_[i]) sum_[i] *= ptx::exp2_fast(max_[i] - top);
                 sum_[i] += __shfl_xor_sync(~0u, sum_[i], 1);
                 sum_[i] += __shfl_xor_sync(~0u, sum_[i], 2);
-                if (c_ == 0) row_sum_[group_ * kRows + row(i)] = sum_[i];
+                if (c_ == 0) states_.sums[group_ * kRows + row(i)] = sum_[i];
             }
         }
         sync_both();
-    }
-
-    struct RowState {
-        float factor, lse;
-    };
-
-    __device__ RowState state(int at) const {
-        const float total = row_sum_[at] + row_sum_[kRows + at];
-        return {total > 0.0f ? __fdividef(out_scale_, total) : 0.0f,
-                total > 0.0f ? row_max_[at] + ptx::log2_fast(total) : -INFINITY};
-    }
-
-    __device__ bool writes_lse() const { return thread_ < 4 && group_ == 0; }
-
-    __device__ void write_whole(const QuerySpan& query) {
-#pragma unroll
-        for (int i = 0; i < kRows / 4; ++i) {
-            const RowTarget<kRows> target(p_, place_, query, map_, column(i));
-            if (!target.exists) continue;
-            const RowState s = state(column(i));
-            uint32_t* out = reinterpret_cast<uint32_t*>(target.out + group_ * (kLatent / 2) + warp_ * 16 + 2 * g_);
-            const int low = 4 * (i / 2) + (i & 1);
-#pragma unroll
-            for (int m = 0; m < kHalfBlocks; ++m)
-                out[m * 32] = ptx::pack_bf16(out_[m][low] * s.factor, out_[m][low + 2] * s.factor);
-            if (writes_lse()) *target.lse = s.lse * kLn2;
-        }
-    }
-
-    // In fragment order (merge.cuh), so that stores coalesce.
-    __device__ void write_partial(int slot) {
-        using Store = Partial<kRows>;
-        auto* out = static_cast<typename Store::Value*>(p_.partial_out) + int64_t{slot} * FragmentIndex<kRows>::kTotal +
-                    group_ * (FragmentIndex<kRows>::kTotal / 2) + thread_;
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-            const RowState low = state(column(2 * j)), high = state(column(2 * j + 1));
-#pragma unroll
-            for (int m = 0; m < kHalfBlocks; m += 2) {
-                out[(m / 2 * (kRows / 8) + j) * 128] =
-                    Store::pack(scaled(m, j, low.factor, high.factor), scaled(m + 1, j, low.factor, high.factor));
-            }
-            if (writes_lse()) {
-                p_.partial_lse[int64_t{slot} * kRows + column(2 * j)] = low.lse;
-                p_.partial_lse[int64_t{slot} * kRows + column(2 * j + 1)] = high.lse;
-            }
-        }
-    }
-
-    // Two dims of the low row, then of the high one.
-    __device__ float4 scaled(int m, int j, float low, float high) const {
-        return make_float4(out_[m][4 * j] * low, out_[m][4 * j + 2] * low, out_[m][4 * j + 1] * high,
-                           out_[m][4 * j + 3] * high);
     }
 
     const DecodeParams& p_;
@@ -395,13 +258,10 @@ class TurnedConsumer {
     const Place& place_;
     RowMap<kRows> map_;
     char* generic_;
-    float *row_max_, *row_sum_;  // [row], [warpgroup][row]
-    float* factors_;             // [tile % 4][row]
-    int4* raised_;               // [tile % 4] of one word per warp
+    TurnedStates<kRows> states_;
+    TurnedOutput<kRows> output_;
     int group_, thread_, warp_, g_, c_;
     float scale_;  // softmax scale in base 2
-    float out_scale_;
-    float out_[kHalfBlocks][kFragment];
     float max_[2], sum_[2];
     bool used_[2];
     int seq_len_ = 0;
