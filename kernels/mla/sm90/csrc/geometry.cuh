@@ -33,8 +33,8 @@ constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 // kRows: folded query rows of a row tile. 16 rows lie on the N side of the products and the two warpgroups take
 // alternate KV tiles (consumer.cuh); 64 rows lie on the M side and the warpgroups share every tile (wide_rows.cuh).
 // FP8: 32 and 64 rows lie on the M side of the scores and on the N side of the output (turned.cuh).
-constexpr int kPairedRowTiles =
-    4;  // from so many row tiles of a request on, tiles are taken in pairs (wide_paired.cuh)
+// From so many row tiles of a request on, and with two that form a cluster, tiles are taken in pairs (wide_paired.cuh).
+constexpr int kPairedRowTiles = 4;
 
 template <int kRows>
 struct Layout {
