@@ -8,7 +8,8 @@ itself: its times mean nothing, its tokens and collectives do. With ``--ranks 1`
 All engines stand side by side, one process each: first eagerly, with batch-invariant kernels, for tokens and for counting
 collectives (``--no-eager`` leaves those out), then as vLLM runs them (compiled, CUDA graphs, vLLM's scheduler), measured in
 turns. ``--table FILE`` writes the cost table fitted from this run. The JSON file is written after each phase, so that a run that
-is cut short keeps what it has; ``--total-seconds`` ends the reps in time.
+is cut short keeps what it has; ``--total-seconds`` ends the reps in time. ``--own-cores N`` gives the engine that is timed N cores
+to itself.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.gpu.engine_client import engines
 from benchmarks.gpu.models import MODELS, TINY_MODELS, Model, write_model
 from benchmarks.placed.bars import fitted, placement_bars
 from benchmarks.placed.choice import splits_residual
+from benchmarks.placed.own_cores import CoreShare
 from benchmarks.placed.run import ModelRun, engine_environment
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
 
@@ -64,12 +66,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--no-eager", action="store_true", help="without batch-invariant tokens and counts of collectives"
     )
+    parser.add_argument(
+        "--own-cores", type=int, default=0, metavar="N", help="of the engine that is timed; 0: all share all"
+    )
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
     parser.add_argument("--quick", action="store_true", help="a tiny model on CPU")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--table", metavar="FILE", help="write the fitted cost table")
     parser.add_argument("--check", action="store_true", help="exit with 1 and name every bar that is not met")
     options = parser.parse_args(arguments)
+    options.cores = None
+    if options.own_cores:
+        try:
+            options.cores = CoreShare.of(options.own_cores)
+        except ValueError as error:
+            parser.error(f"--own-cores: {error}")
     if options.quick:
         options.models = [name for name in options.models if name in TINY_MODELS][:1]
         options.batches, options.prefill_tokens, options.decode_steps, options.reps = [1, 3], 131, 8, 1
@@ -105,7 +116,12 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     for name, run in runs.items():
         run.note_choice(splits_residual(name, known[name].config, options.ranks, options.prefill_tokens))
-    figures = {"ranks": options.ranks, "models": {name: run.figures for name, run in runs.items()}, "links": {}}
+    figures = {
+        "ranks": options.ranks,
+        "own_cores": options.own_cores,
+        "models": {name: run.figures for name, run in runs.items()},
+        "links": {},
+    }
 
     def write(phase: str) -> None:
         print(f"{time.monotonic() - began:.0f} s: {phase}", file=sys.stderr, flush=True)
@@ -163,6 +179,9 @@ def _take_links(options: argparse.Namespace, runs: dict[str, ModelRun], figures:
 
 def _time(options: argparse.Namespace, runs: list[ModelRun], began: float, write: Callable[[str], None]) -> None:
     """The GPU's time first, then reps: the first one warms up, the others go on until they are all done or time is short."""
+    if options.cores is not None:
+        for run in runs:
+            run.share_cores(options.cores)
     if not options.quick:
         for run in runs:
             run.time_graphs()

@@ -41,6 +41,11 @@ class EngineProcess:
             )
         self._send(options.as_json())
 
+    @property
+    def pid(self) -> int:
+        """Of the process; vLLM's own processes are below it."""
+        return self._process.pid
+
     def wait_until_built(self, timeout_s: float) -> None:
         """Wait for the engine; raise EngineFailedError when it fails or takes longer than `timeout_s`."""
         timer = threading.Timer(timeout_s, self._process.kill)

@@ -9,12 +9,14 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.engine import MULTICAST_OFF, EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess
 from benchmarks.placed.bars import LINK_SIZES_BYTES, QUICK_LINK_SIZES_BYTES, SPLIT, peer_of
+from benchmarks.placed.own_cores import CoreShare
 from benchmarks.placed.systems import System, systems_of
 from benchmarks.served.answers import compared_answers
 
@@ -46,6 +48,7 @@ class ModelRun:
         """By system; what failed has an ``error``."""
         self._eager: dict[str, EngineProcess] = {}
         self._timed: dict[str, EngineProcess] = {}
+        self._cores: CoreShare | None = None
 
     def entries(self, *, eager: bool) -> list[EngineOptions]:
         """The engines to start."""
@@ -66,6 +69,12 @@ class ModelRun:
         """Whether the cost model chooses what the engine with the forced split runs."""
         if SPLIT in self.figures:
             self.figures[SPLIT]["picked"] = splits_residual
+
+    def share_cores(self, cores: CoreShare) -> None:
+        """From now on the engine that is timed has its cores to itself, and the others keep away from them."""
+        self._cores = cores
+        for engine in self._timed.values():
+            cores.confine(engine.pid)
 
     def check_tokens(self) -> None:
         """Tokens with batch-invariant kernels and the collectives of a step, all eager engines at once.
@@ -101,6 +110,9 @@ class ModelRun:
     def time_graphs(self) -> None:
         """What the GPU takes for a decode step."""
         self._ask(self._timed, self._graph_times)
+
+    def _on_cores(self, engine: EngineProcess) -> AbstractContextManager[None]:
+        return nullcontext() if self._cores is None else self._cores.given_to(engine.pid)
 
     @staticmethod
     def _add(figures: dict[str, Any], found_ms: dict[str, float]) -> None:
@@ -186,16 +198,18 @@ class ModelRun:
             "prompt_tokens": DECODE_PROMPT_TOKENS,
             "output_tokens": options.decode_steps,
         }
-        return {"decode_gpu_ms": engine.run("graph_times", **asked)}
+        with self._on_cores(engine):
+            return {"decode_gpu_ms": engine.run("graph_times", **asked)}
 
     def _rep(self, engine: EngineProcess, rep: int) -> dict[str, float]:
         """Milliseconds of a decode step at each batch size, and of the prefill."""
         if not self._options.quick:
             time.sleep(_IDLE_S)
         found = {}
-        for what, request in self._requests(rep):
-            answer = engine.run("throughput", **request)
-            found[what] = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_mean_ms"]
+        with self._on_cores(engine):
+            for what, request in self._requests(rep):
+                answer = engine.run("throughput", **request)
+                found[what] = answer["elapsed_s"] * 1e3 if what == "prefill" else answer["step_mean_ms"]
         return found
 
     def _requests(self, rep: int) -> list[tuple[str, dict[str, int]]]:
