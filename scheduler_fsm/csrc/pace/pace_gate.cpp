@@ -82,6 +82,22 @@ const Request* PaceGate::next_prompt() const noexcept {
     return nullptr;
 }
 
+std::size_t PaceGate::num_startable(double period_s) const noexcept {
+    const EngineState& engine = step_.engine;
+    const std::size_t most = std::min<std::size_t>(engine.waiting.size(), engine.slots.num_free() + engine.num_idle());
+    if (most == 0 || engine.pace.overload() == Overload::kDegrade) return most;
+    const StepWork running = running_work();
+    std::size_t start = 0;
+    std::size_t too_many = most + 1;
+    while (too_many - start > 1) {
+        const std::size_t middle = start + (too_many - start) / 2;
+        StepWork more = running;
+        add_decode(more, static_cast<double>(middle), static_cast<double>(middle) * context_of_one(running));
+        (engine.pace.admits(more, period_s) ? start : too_many) = middle;
+    }
+    return start;
+}
+
 void PaceGate::limit_prefill() {
     num_decode_rows_ = plan_.rows.size();
     if (!is_on() || plan_.rows.empty()) return;
@@ -103,7 +119,7 @@ void PaceGate::limit_prefill() {
     for (const Request* started : step_.engine.prefilling.items()) {
         question.started_tokens += started->num_known_tokens() - started->num_computed_tokens;
     }
-    question.waiting_tokens = step_.engine.waiting.size() * pace.tokens_per_prompt();
+    question.waiting_tokens = static_cast<double>(num_startable(period_s)) * pace.tokens_per_prompt();
     const std::uint32_t room = step_.token_budget;
     step_.token_budget = pace.prefill_tokens(question, true);
     // An encoder input that may not be split needs its room at once, too.

@@ -41,6 +41,8 @@ class PaceGate {
     [[nodiscard]] double slowest_user_s(double least_period_s);
     [[nodiscard]] StepWork running_work() const noexcept;
     [[nodiscard]] const Request* next_prompt() const noexcept;
+    /// How many of those who wait the rate has room for, if they are like those who run; in log(waiting) steps.
+    [[nodiscard]] std::size_t num_startable(double period_s) const noexcept;
 
     StepBuilder& step_;
     ExecutionPlan& plan_;

@@ -103,6 +103,24 @@ TEST_CASE("newcomers whose steps cost more than their tokens are gathered, for a
     CHECK(free.num_prompt_steps - before > 90);
 }
 
+TEST_CASE("a queue that has no room to start does not keep newcomers from being gathered") {
+    SchedulerConfig config = with_graphs(true);
+    config.max_num_seqs = 64;
+    Engine engine(config);
+    engine.mixed_ms = 3;
+    engine.largest_graph = kLargest;
+    engine.add_many(40, 500, 100'000);
+    engine.steps(60);
+    // About one of 24 ends in each step, and hundreds wait for its slot: their prompts would fill any step.
+    for (std::uint32_t i = 0; i < 600; ++i) engine.add(60, 12 + i % 24);
+    engine.steps(100);
+    const int prompt_steps = engine.num_prompt_steps;
+    const int finished = engine.num_finished;
+    engine.steps(200);
+    CHECK(engine.num_prompt_steps - prompt_steps < 120);
+    CHECK(engine.num_finished - finished > 120);
+}
+
 TEST_CASE("a single newcomer long after the last prompts starts at once") {
     Graphed engine;
     engine.newcomers(20, 5);
