@@ -283,7 +283,7 @@ void Admission::displace() {
     if (engine.config.policy != QueuePolicy::kPriority || engine.waiting.empty()) return;
     if (step_.options.pause != PauseLevel::kNone) return;
     const Request& urgent = engine.waiting.front();
-    if (!may_try(urgent) || !engine.adapters.admits(urgent.adapter)) return;
+    if (!may_try(urgent) || !engine.adapters.admits(urgent.adapter) || leaders_.is_awaited(urgent)) return;
 
     std::vector<Request*> less_urgent;
     for (const OrderedRequests* set : {&engine.decoding, &engine.prefilling}) {

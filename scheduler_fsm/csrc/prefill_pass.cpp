@@ -12,7 +12,7 @@ void PrefillPass::run() {
     if (!engine.transfers.loaded.empty()) admission_.start_loaded();
     serve_in_order();
     if (cut_ != nullptr) {
-        serve_short_lane(lane_budget());
+        serve_short_lane(lane_share());
         // The lane may have taken its blocks for an older one.
         if (cut_->is_prefilling()) static_cast<void>(serve(*cut_, step_.room_for_one()));
     }
@@ -61,15 +61,19 @@ void PrefillPass::note_lack(const Request& request) noexcept {
     lack = std::max(lack, least_tokens(request));
 }
 
-std::uint32_t PrefillPass::lane_budget() const noexcept {
+PrefillPass::LaneShare PrefillPass::lane_share() const noexcept {
     const EngineState& engine = step_.engine;
     const std::uint32_t room = step_.room_for_one();
+    const std::uint32_t least = least_tokens(*cut_);
+    const std::uint32_t drafter = engine.config.drafter_slots;
     const bool is_even = engine.step % 2 == 0;
     // What must not be split needs its whole at once: the two sides get theirs in turn.
-    if (is_even && engine.lane_tokens > 0) return std::max(room - room / 2, std::min(engine.lane_tokens, room));
-    // The odd token goes to either side in turn, so that a budget of one starves neither.
-    const std::uint32_t half = (room + (is_even ? 0 : 1)) / 2;
-    return room - std::max(half, std::min(least_tokens(*cut_), room));
+    if (is_even && engine.lane_tokens > 0) return {std::max(room - room / 2, std::min(engine.lane_tokens, room)), 0};
+    // So do they where a row of each has no room.
+    if (room <= least + drafter) return {is_even ? room : 0, 0};
+    // The odd token goes to either side in turn.
+    const std::uint32_t half = (room - drafter + (is_even ? 0 : 1)) / 2;
+    return {room - drafter - std::max(half, least), least + drafter};
 }
 
 bool PrefillPass::others_want(const Request& request) const {
@@ -117,7 +121,7 @@ void PrefillPass::serve_in_order() {
     }
 }
 
-void PrefillPass::serve_short_lane(std::uint32_t budget) {
+void PrefillPass::serve_short_lane(LaneShare share) {
     EngineState& engine = step_.engine;
     std::vector<Request*> running;
     for (Request* request : engine.prefilling.items()) {
@@ -127,7 +131,7 @@ void PrefillPass::serve_short_lane(std::uint32_t budget) {
                       [](const Request* request) { return std::pair(request->order.priority, request->lane_key); });
     auto next_running = running.begin();
     auto next_waiting = engine.waiting.by_lane().begin();
-    while (budget > 0) {
+    while (share.num_tokens > 0 && step_.room_for_one() > share.kept_tokens) {
         const bool waiting_left = admission_.is_open() && next_waiting != engine.waiting.by_lane().end();
         if (next_running == running.end() && !waiting_left) return;
         const auto key = [](const Request* request) { return std::pair(request->order.priority, request->lane_key); };
@@ -139,7 +143,8 @@ void PrefillPass::serve_short_lane(std::uint32_t budget) {
             request = *next_waiting++;
             if (!start(*request)) continue;
         }
-        budget -= serve(*request, std::min(wanted_tokens(*request), budget));
+        const std::uint32_t most = std::min(share.num_tokens, step_.room_for_one() - share.kept_tokens);
+        share.num_tokens -= serve(*request, std::min(wanted_tokens(*request), most));
     }
 }
 

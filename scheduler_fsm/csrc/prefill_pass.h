@@ -25,13 +25,19 @@ class PrefillPass {
     void run();
 
   private:
+    /// What the short lane may take of a step, and what of the room of one row it leaves for the prompt that is cut.
+    struct LaneShare {
+        std::uint32_t num_tokens = 0;
+        std::uint32_t kept_tokens = 0;
+    };
+
     void serve_in_order();
-    void serve_short_lane(std::uint32_t budget);
+    void serve_short_lane(LaneShare share);
     [[nodiscard]] bool start(Request& request);
     [[nodiscard]] std::uint32_t chunk_limit() const noexcept;
     [[nodiscard]] std::uint32_t least_tokens(const Request& request) const noexcept;
     [[nodiscard]] std::uint32_t wanted_tokens(const Request& request);
-    [[nodiscard]] std::uint32_t lane_budget() const noexcept;
+    [[nodiscard]] LaneShare lane_share() const noexcept;
     void note_lack(const Request& request) noexcept;
     [[nodiscard]] bool others_want(const Request& request) const;
     [[nodiscard]] std::uint32_t serve(Request& request, std::uint32_t num_tokens);

@@ -20,6 +20,7 @@ struct Shape {
     QueuePolicy policy = QueuePolicy::kFcfs;
     bool async_scheduling = false;
     std::uint32_t num_drafts = 0;
+    std::uint32_t drafter_slots = 0;
     bool prefix_caching = true;
     EncoderLimits encoder = {};
 };
@@ -37,6 +38,7 @@ inline SchedulerConfig config_of(const Shape& shape) {
     config.max_model_tokens = 1000;
     config.async_scheduling = shape.async_scheduling;
     config.num_draft_tokens = shape.num_drafts;
+    config.drafter_slots = shape.drafter_slots;
     config.encoder = shape.encoder;
     return config;
 }

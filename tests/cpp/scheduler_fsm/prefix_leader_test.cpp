@@ -93,3 +93,17 @@ TEST_CASE("nobody waits for one behind it, nor without reading the cache, nor fo
         CHECK(bench.plan() == Rows{{"runs", 5}, {"late", 3}});
     }
 }
+
+TEST_CASE("a request that waits for its leader displaces nobody: it would not start") {
+    Bench bench({.num_blocks = 24, .block_tokens = kBlockTokens, .budget = 8, .policy = QueuePolicy::kPriority});
+    bench.add(sibling("first", 32, 8, 2));
+    bench.add(sibling("second", 32, 6, 3));
+    CHECK(bench.plan() == Rows{{"first", 8}});
+    bench.advance();
+    bench.add(sibling("patient", 0, 40, 4, 2));
+    for (int step = 0; step < 6; ++step) {
+        CHECK(bench.plan() == Rows{{"first", 4}, {"patient", 4}});
+        bench.advance();
+    }
+    CHECK(bench.scheduler.state().counters.num_retractions == 0);
+}
