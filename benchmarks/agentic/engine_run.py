@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.agentic.busy import SessionsSeen
 from benchmarks.agentic.fit import write_step_model
-from benchmarks.agentic.options import shape_of
+from benchmarks.agentic.options import command_line, shape_of
 from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
 from benchmarks.agentic.shaping import open_trace
 from benchmarks.agentic.step_time import H200_DENSE_1B
@@ -176,10 +176,9 @@ class EngineRun:
 
     def _fit(self) -> None:
         target = self._options.out / STEP_MODEL
-        command = " ".join(sys.argv)
         try:
             self.shapes["error_of_fit"] = write_step_model(
-                H200_DENSE_1B, target, self.shapes["rows"], command, self.shapes["short"], seen=self._seen
+                H200_DENSE_1B, target, self.shapes["rows"], command_line(), self.shapes["short"], seen=self._seen
             )
         except (ValueError, ArithmeticError, LookupError) as error:
             self.shapes["not_fitted"] = f"{type(error).__name__}: {error}"

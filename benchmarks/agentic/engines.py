@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agentic.engine_run import EngineRun
-from benchmarks.agentic.options import add_shape_options
+from benchmarks.agentic.options import add_shape_options, command_line
 from benchmarks.agentic.tables import print_replays
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.gpu.models import MODELS
@@ -106,7 +106,7 @@ def _save(measured: EngineRun, options: argparse.Namespace, failure: str) -> lis
     whole = {label: one for label, one in measured.figures.items() if "error" not in one}
     outcomes = [*_outcomes(whole, options), *_alone_outcomes(measured.alone)]
     document = {
-        "command": " ".join(sys.argv),
+        "command": command_line(),
         "options": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
         "engines": measured.engines,
         "replays": measured.figures,

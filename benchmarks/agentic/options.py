@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from benchmarks.agentic.shaping import SYNTHETIC, Shape
 
@@ -38,3 +39,12 @@ def shape_of(options: argparse.Namespace, num_sessions: int = 0, ramp_s: float =
         ramp_s=ramp_s,
         seed=options.seed,
     )
+
+
+def command_line() -> str:
+    """What was typed, without the place of results: it goes into files that others read."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return " ".join(["python -m benchmarks.agentic", *words])

@@ -69,8 +69,8 @@ PrefillPass::LaneShare PrefillPass::lane_share() const noexcept {
     const bool is_even = engine.step % 2 == 0;
     // What must not be split needs its whole at once: the two sides get theirs in turn.
     if (is_even && engine.lane_tokens > 0) return {std::max(room - room / 2, std::min(engine.lane_tokens, room)), 0};
-    // So do they where a row of each has no room.
-    if (room <= least + drafter) return {is_even ? room : 0, 0};
+    // Where a row of each has no room, the one that is first in the order goes on.
+    if (room <= least + drafter) return {};
     // The odd token goes to either side in turn.
     const std::uint32_t half = (room - drafter + (is_even ? 0 : 1)) / 2;
     return {room - drafter - std::max(half, least), least + drafter};

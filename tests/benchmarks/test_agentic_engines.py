@@ -291,3 +291,10 @@ def test_time_per_token_is_judged_where_the_goodput_is_kept():
     assert not _outcomes(points, SimpleNamespace(target=70.0))[1].met
     del points["stock"]
     assert "stock keeps 70 tokens/s" in _outcomes(points, SimpleNamespace(target=70.0))[0].note
+
+
+def test_the_command_that_is_kept_names_no_place_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.agentic.options import command_line
+
+    monkeypatch.setattr("sys.argv", ["/some/where/__main__.py", "engines", "--out", "/some/where", "--loads", "420"])
+    assert command_line() == "python -m benchmarks.agentic engines --loads 420"
