@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
 from benchmarks.report import Bar, MissingFigureError
+from benchmarks.served.answers import LARGEST_ERROR_RATIO, error_ratio, margin, noise_logprob
 from tokenspeed_plugin.placement.algebra import Conversion, PlacementError
 from tokenspeed_plugin.placement.cost import CostTable
 from tokenspeed_plugin.placement.cost.cost_table import Sample
@@ -27,9 +27,6 @@ LEAST_RATIO = 0.98
 LEAST_PREFILL_RATIO, LEAST_OVERLAPPED_PREFILL_RATIO = 1.02, 1.1
 LEAST_SMALL_DECODE_RATIO, SMALL_BATCH = 1.05, 16
 LARGEST_PREDICTION_ERROR = 0.2
-LARGEST_ERROR_RATIO = 1.5
-REDUCTION_NOISE_LOGPROB = 0.125
-"""Two logits between 8 and 16, each off by one step of bfloat16 (1/16): as much may a rounded sum of two ranks move them."""
 
 
 def peer_of(system: str) -> str:
@@ -90,7 +87,7 @@ def _bars_of(model: str, systems: dict[str, Any], system: str, ranks: int) -> li
     bars.append(_tokens(model, systems, system, "tokens_as_run", exact=False))
     if CONTROL in systems:
         claim = f"{model}, {system}, as it runs: mean error of log-probabilities against {peer}, over {CONTROL}'s"
-        bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, lambda: _error(systems, system) / _error(systems, CONTROL)))
+        bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, lambda: _error_ratio(systems, system)))
     return bars
 
 
@@ -133,18 +130,13 @@ def _tokens(model: str, systems: dict[str, Any], system: str, kind: str, *, exac
         return Bar(claim, "<=", 0.0, lambda: float(len(compared()["mismatches"])))
     claim = f"{model}, {system}, {how}: log-probability between the tokens of {peer} and ours where answers part"
     # Where vLLM parts from itself in the same mode, as much is noise.
-    control = systems.get(CONTROL, {}).get(kind, {}).get("mismatches", ())
-    noise = max([REDUCTION_NOISE_LOGPROB, *filter(math.isfinite, map(_margin, control))])
-    return Bar(claim, "<=", noise, lambda: max(map(_margin, compared()["mismatches"]), default=0.0))
+    noise = noise_logprob(systems.get(CONTROL, {}).get(kind, {}).get("mismatches", ()))
+    return Bar(claim, "<=", noise, lambda: max(map(margin, compared()["mismatches"]), default=0.0))
 
 
-def _margin(mismatch: dict[str, Any]) -> float:
-    """A token that is not among the best two is no matter of rounding."""
-    return math.inf if mismatch.get("margin_is_lower_bound") else float(mismatch.get("margin", math.inf))
-
-
-def _error(systems: dict[str, Any], system: str) -> float:
-    return float(_figure(systems, system, ("tokens_as_run", "error", "mean")))
+def _error_ratio(systems: dict[str, Any], system: str) -> float:
+    ours, control = (_figure(systems, name, ("tokens_as_run",)) for name in (system, CONTROL))
+    return error_ratio(ours, control)
 
 
 def _prediction_bar(figures: dict[str, Any]) -> Bar:

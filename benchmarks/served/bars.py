@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 from benchmarks.report import Bar, MissingFigureError
+from benchmarks.served.answers import LARGEST_ERROR_RATIO, error_ratio, margin, noise_logprob
 from benchmarks.served.systems import APPEND, CONTROL, OURS, STOCK, SYSTEMS, draft_tokens, drafting
 
 LARGEST_RATIO = 1.01
@@ -15,9 +15,6 @@ LARGEST_RATIO_ALONE = 0.92
 LEAST_SHARE_OF_PREDICTION = 0.8
 SMALLEST_PREDICTION = 0.01
 """Of stock's step: a smaller saving cannot be told from noise, and is left to the bar that no step gets slower."""
-NOISE_LOGPROB = 0.125
-"""Two logits between 8 and 16, each off by one step of bfloat16 (1/16): sums in another order may move them so far."""
-LARGEST_ERROR_RATIO = 1.5
 LARGEST_FALL = 1.16
 LARGEST_RATIO_OF_APPEND = 1.0
 """Over ours without it: `auto` has no use for a kernel that saves nothing."""
@@ -156,14 +153,13 @@ def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], co
     """Where answers part, and how far apart they were before; what vLLM's own do so is the measure where it ran."""
     control = figures.get(kind, {}).get(control_system)
     words = kind.replace("_", " ") + (", append fused" if systems[1] == APPEND else "")
-    parted = map(_margin, control["mismatches"]) if control else ()
-    noise = max([NOISE_LOGPROB, *(margin for margin in parted if math.isfinite(margin))])
+    noise = noise_logprob(control["mismatches"] if control else ())
     bars = [
         Bar(
             f"{words}: log-probability between stock's and ours where answers part",
             "<=",
             noise,
-            lambda: max(map(_margin, _compared(figures, kind, systems)["mismatches"]), default=0.0),
+            lambda: max(map(margin, _compared(figures, kind, systems)["mismatches"]), default=0.0),
         )
     ]
     if control and control_system == CONTROL:
@@ -173,8 +169,7 @@ def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], co
 
 
 def _error_ratio(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> float:
-    ours, control = _compared(figures, kind, systems)["error"]["mean"], figures[kind][CONTROL]["error"]["mean"]
-    return float(ours / control) if control > 0 else (0.0 if ours == 0 else math.inf)
+    return error_ratio(_compared(figures, kind, systems), figures[kind][CONTROL])
 
 
 def _compared(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> dict[str, Any]:
@@ -240,8 +235,3 @@ def _is_judged(figures: dict[str, Any], count: int) -> bool:
 def _share(figures: dict[str, Any], count: int) -> float:
     stock, ours = (_decoded_ms(figures, system, count, "graph_ms", "decode_alike") for system in SYSTEMS)
     return (stock - ours) / predicted_ms(figures, count)
-
-
-def _margin(mismatch: dict[str, Any]) -> float:
-    """A token that is not among the best is no matter of rounding."""
-    return math.inf if mismatch.get("margin_is_lower_bound") else float(mismatch.get("margin", math.inf))

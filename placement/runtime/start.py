@@ -112,7 +112,7 @@ def request_for(text: str, vllm_config: Any) -> PlacementRequest:
         fusion=options.fusing.value,
         overlap=options.overlapping.value,
     )
-    plans = _compiled(request, graph, binding, vllm_config)
+    plans = compiled(request, graph, *_sizes(vllm_config))
     return PlacementRequest(**{**asdict(request), "digest": plans.digest})
 
 
@@ -125,33 +125,39 @@ def plans_of(request: PlacementRequest, vllm_config: Any, layers: tuple[int, int
         PlacementError: they are not those that the engine settled on (another version of the plugin in a worker).
     """
     graph = _declared(vllm_config, request.architecture)
-    plans = _compiled(request, graph, binding_of(request.architecture), vllm_config)
+    plans = compiled(request, graph, *_sizes(vllm_config))
     if plans.digest != request.digest:
         message = f"placement {request.spec!r}: this worker compiles plans {plans.digest}, the engine {request.digest}"
         raise PlacementError(message)
     if layers in (None, (0, len(graph.order) - 2)):
         return plans
-    return _compiled(request, graph, plans.binding, vllm_config, layers)
+    return compiled(request, graph, *_sizes(vllm_config), layers)
 
 
-def _compiled(
+def compiled(
     request: PlacementRequest,
     graph: ModelGraph,
-    binding: ModelBinding,
-    vllm_config: Any,
+    num_ranks: int,
+    max_tokens: int,
     layers: tuple[int, int] | None = None,
 ) -> Plans:
-    spec = PlacementSpec.parse(request.spec)
-    world_size = vllm_config.parallel_config.tensor_parallel_size
-    mesh, costs = spec.mesh(world_size, graph, data_parallel=1), CostTable.load()
+    """The plans of a request for one group of ``num_ranks`` and steps of up to ``max_tokens``, by the shipped cost table."""
+    spec, binding = PlacementSpec.parse(request.spec), binding_of(request.architecture)
+    mesh, costs = spec.mesh(num_ranks, graph, data_parallel=1), CostTable.load()
     run = runtime_graph(graph, binding.together)
     run = stage_graph(run, *layers) if layers else run
     table = PlanTable.build(
-        lambda num_tokens: CostModel(run, mesh, costs, num_tokens, 1),
-        vllm_config.scheduler_config.max_num_batched_tokens,
-        Residual(request.residual),
+        lambda num_tokens: CostModel(run, mesh, costs, num_tokens, 1), max_tokens, Residual(request.residual)
     )
     return Plans(run, table, binding)
+
+
+def _sizes(vllm_config: Any) -> tuple[int, int]:
+    """Ranks of the tensor-parallel group, and tokens of the largest step."""
+    return (
+        vllm_config.parallel_config.tensor_parallel_size,
+        vllm_config.scheduler_config.max_num_batched_tokens,
+    )
 
 
 def _declared(vllm_config: Any, architecture: str) -> ModelGraph:

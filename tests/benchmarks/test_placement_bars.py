@@ -88,6 +88,7 @@ def test_a_forced_split_is_judged_by_its_prefill_where_the_cost_model_chooses_it
 def test_the_cost_model_chooses_a_split_only_where_it_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gpu.models import MODELS
     from benchmarks.placed import choice
+    from tokenspeed_plugin.placement.runtime import start
 
     class Tables:
         load = staticmethod(lambda: table)
@@ -105,7 +106,7 @@ def test_the_cost_model_chooses_a_split_only_where_it_is_cheaper(monkeypatch: py
         table = measured.model_copy(
             update={"links": {**measured.links, "node": {**measured.links["node"], kind: {2: slower}}}}
         )
-        monkeypatch.setattr(choice, "CostTable", Tables)
+        monkeypatch.setattr(start, "CostTable", Tables)
         assert choice.splits_residual(model.name, model.config, 2, 8192) is splits
 
 
