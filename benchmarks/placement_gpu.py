@@ -9,7 +9,7 @@ All engines stand side by side, one process each: first eagerly, with batch-inva
 collectives (``--no-eager`` leaves those out), then as vLLM runs them (compiled, CUDA graphs, vLLM's scheduler), measured in
 turns. ``--table FILE`` writes the cost table fitted from this run. The JSON file is written after each phase, so that a run that
 is cut short keeps what it has; ``--total-seconds`` ends the reps in time. ``--own-cores N`` gives the engine that is timed N cores
-to itself.
+to itself. ``--traces`` adds, behind the reps, what PyTorch's profiler sees of one prefill and of a decode step of each batch.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.placed.bars import fitted, placement_bars
 from benchmarks.placed.choice import splits_residual
 from benchmarks.placed.own_cores import CoreShare
 from benchmarks.placed.run import ModelRun, engine_environment
+from benchmarks.placed.trace_tables import print_traces
 from benchmarks.report import exit_code, print_outcomes, print_table, write_json
 
 _DENSE_8B = {
@@ -42,6 +43,8 @@ _DENSE_8B = {
 }
 _KV_CACHE_BYTES = 5 << 30
 """Of all ranks: enough for the largest batch and the longest prompt of every model, and little enough for ten engines of two ranks."""
+_TRACES_S = 4.0
+"""Of one engine; the reps leave as much."""
 _ALL = {
     name: Model(name, config, _KV_CACHE_BYTES)
     for name, config in (
@@ -69,6 +72,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--own-cores", type=int, default=0, metavar="N", help="of the engine that is timed; 0: all share all"
     )
+    parser.add_argument("--traces", action="store_true", help="of single steps, behind the reps")
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
     parser.add_argument("--quick", action="store_true", help="a tiny model on CPU")
     parser.add_argument("--json", metavar="FILE")
@@ -165,6 +169,10 @@ def _time_all(
     _take_links(options, runs, figures)
     write("links")
     _time(options, list(runs.values()), began, write)
+    if options.traces:
+        for name, run in runs.items():
+            run.trace_steps()
+            write(f"{name}: traces")
 
 
 def _take_links(options: argparse.Namespace, runs: dict[str, ModelRun], figures: dict[str, Any]) -> None:
@@ -187,9 +195,10 @@ def _time(options: argparse.Namespace, runs: list[ModelRun], began: float, write
             run.time_graphs()
         write("time on the GPU")
     longest_s = 0.0
+    end_s = options.total_seconds - (_TRACES_S * sum(run.num_timed for run in runs) if options.traces else 0.0)
     for rep in range(options.reps + 1):
         start = time.monotonic()
-        if start - began + longest_s > options.total_seconds:
+        if start - began + longest_s > end_s:
             write(f"only {max(rep - 1, 0)} of {options.reps} reps: no time for more")
             return
         for run in runs:
@@ -214,6 +223,8 @@ def _print(figures: dict[str, Any]) -> None:
                 moved.append((name, *(_moved(counted[step]) for step in ("decode", "prefill"))))
     print_table("Step times", ("system", "decode ms by batch", "of these on the GPU", "prefill ms"), timed)
     print_table("Collectives of a step in eager mode", ("system", "decode of one token", "prefill"), moved)
+    for model, systems in figures["models"].items():
+        print_traces(model, systems)
     links = {
         kind: [f"{size / 1024:.0f} KiB: {error:+.1%}" for size, error in errors]
         for kind, errors in figures["links"].items()

@@ -44,7 +44,7 @@ def main() -> None:
     from benchmarks.agentic.engine_replay import sessions
     from benchmarks.agentic.step_shapes import returning_turns, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
-    from benchmarks.placed.measurements import collectives, graph_times, links
+    from benchmarks.placed.measurements import collectives, graph_times, links, traces
     from benchmarks.served.measurements import COMMANDS as SERVED
 
     more = {
@@ -54,6 +54,7 @@ def main() -> None:
         "collectives": collectives,
         "links": links,
         "graph_times": graph_times,
+        "traces": traces,
     }
     commands = {**COMMANDS, **SERVED, **more}
     for line in sys.stdin:

@@ -10,6 +10,8 @@ from benchmarks.gpu.measurements import serve_batch
 from benchmarks.gpu.workload import batch_of_prompts
 
 _ROUND = 990
+_TRACED_DECODE_STEP, _TRACED_PREFILL = 4, 2
+"""The first ones warm up what the profiler slows down."""
 
 
 def collectives(llm: Any, request: dict[str, Any]) -> dict[str, list[tuple[str, int, int]]]:
@@ -53,3 +55,25 @@ def graph_times(llm: Any, request: dict[str, Any]) -> dict[str, float]:
             raise RuntimeError(f"no CUDA graph was replayed at batch {batch}")
         found[str(batch)] = statistics.median(steps)
     return found
+
+
+def traces(llm: Any, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What one prefill and one decode step of each batch size did on the first rank, see `benchmarks.placed.traces.step_figures`."""
+    num_tokens = request["prefill_tokens"]
+    llm.collective_rpc("start_tracing", args=(1, num_tokens, _TRACED_PREFILL))
+    for index in range(_TRACED_PREFILL):
+        serve_batch(llm, batch_of_prompts(_ROUND + 2 + index, 1, num_tokens), 1, f"trace{index}")
+    found = {"prefill": _taken_trace(llm, f"a prefill of {num_tokens} tokens")}
+    for batch in request["batches"]:
+        llm.collective_rpc("start_tracing", args=(batch, batch, _TRACED_DECODE_STEP))
+        prompts = batch_of_prompts(_ROUND + 1, batch, request["prompt_tokens"])
+        serve_batch(llm, prompts, 2 * _TRACED_DECODE_STEP, f"trace-batch{batch}")
+        found[str(batch)] = _taken_trace(llm, f"a decode step of batch {batch}")
+    return found
+
+
+def _taken_trace(llm: Any, what: str) -> dict[str, Any]:
+    taken: dict[str, Any] = llm.collective_rpc("take_trace")[0]
+    if not taken:
+        raise RuntimeError(f"{what} never came in one step")
+    return taken

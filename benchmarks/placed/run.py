@@ -26,6 +26,7 @@ NUM_BEST = 8
 """Tokens whose log-probabilities are kept at each position: the other engine's token has to be among them."""
 EAGER = "-eager"
 _WARM_ROUND, _PREFILL_ROUND = 0, 900
+_TRACES_TIMEOUT_S = 20.0
 _IDLE_S = 1.3
 """After a second without work the processes of an engine stop spinning; then they take no core from the one that is measured."""
 
@@ -110,6 +111,15 @@ class ModelRun:
     def time_graphs(self) -> None:
         """What the GPU takes for a decode step."""
         self._ask(self._timed, self._graph_times)
+
+    @property
+    def num_timed(self) -> int:
+        """Engines that are timed and have not failed."""
+        return len(self._timed)
+
+    def trace_steps(self) -> None:
+        """A trace of a prefill and of a decode step at each batch size; what fails fails behind everything that is timed."""
+        self._ask(self._timed, self._traces)
 
     def _on_cores(self, engine: EngineProcess) -> AbstractContextManager[None]:
         return nullcontext() if self._cores is None else self._cores.given_to(engine.pid)
@@ -200,6 +210,19 @@ class ModelRun:
         }
         with self._on_cores(engine):
             return {"decode_gpu_ms": engine.run("graph_times", **asked)}
+
+    def _traces(self, engine: EngineProcess) -> dict[str, Any]:
+        options = self._options
+        asked = {
+            "batches": options.batches,
+            "prompt_tokens": DECODE_PROMPT_TOKENS,
+            "prefill_tokens": options.prefill_tokens,
+        }
+        with self._on_cores(engine):
+            try:
+                return {"traces": engine.run("traces", timeout_s=_TRACES_TIMEOUT_S, **asked)}
+            except EngineFailedError as error:
+                return {"traces_error": str(error)}
 
     def _rep(self, engine: EngineProcess, rep: int) -> dict[str, float]:
         """Milliseconds of a decode step at each batch size, and of the prefill."""

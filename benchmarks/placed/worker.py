@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.gpu.engine import vary_dummy_weights
+from benchmarks.placed.traces import TracedSteps
 
 # Weights within 0.001 of zero would make every token check pass.
 vary_dummy_weights()
@@ -15,8 +16,8 @@ vary_dummy_weights()
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-class Observed:
-    """Counts the collectives of the tensor-parallel group, times them alone, and times the graphs that steps replay."""
+class Observed(TracedSteps):
+    """Counts the collectives of the tensor-parallel group, times them alone, times the graphs that steps replay, and traces steps."""
 
     def start_timing_graphs(self) -> None:
         """From now on the device's time of every CUDA graph that this worker replays is kept; a decode step replays one."""

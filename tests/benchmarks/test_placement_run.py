@@ -14,6 +14,7 @@ from benchmarks import placement_gpu
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.placed import run as placed_run
 from benchmarks.placed.run import ModelRun
+from benchmarks.placed.traces import step_figures
 from benchmarks.placement_gpu import parse_arguments
 
 ANSWER = {"tokens": [1, 2, 3], "best": [[[1, -0.5]], [[2, -0.5]], [[3, -0.5]]]}
@@ -27,7 +28,7 @@ class ScriptedEngine:
         self.calls: list[str] = []
         self._step_ms, self._broken_from = step_ms, broken_from
 
-    def run(self, command: str, **arguments: Any) -> Any:
+    def run(self, command: str, timeout_s: float | None = None, **arguments: Any) -> Any:
         self.calls.append(command)
         if len(self.calls) > self._broken_from:
             raise EngineFailedError("scripted: broken")
@@ -43,6 +44,7 @@ class ScriptedEngine:
                 "link_changes": {"all-reduce": [2e4]},
             },
             "graph_times": {"1": self._step_ms},
+            "traces": {step: step_figures([]) for step in ("prefill", "1")},
         }[command]
 
 
@@ -109,12 +111,28 @@ def test_an_engine_that_fails_is_named_and_the_others_go_on() -> None:
     assert run.figures["placed"]["error"] == "no memory"
 
 
-@pytest.mark.parametrize(("seconds", "reps"), [(1000.0, 3), (0.0, 0), (25.0, 1)])
-def test_no_rep_begins_that_would_end_too_late(seconds: float, reps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_fails_takes_no_other_figure_away() -> None:
+    engines = {"stock-dense": ScriptedEngine(2.0), "placed-dense": ScriptedEngine(1.0, broken_from=2)}
+    run = model_run("--no-eager", "--traces")
+    run.take(engines, {}, eager=False)  # type: ignore[arg-type]
+    run.time_steps(1)
+    run.trace_steps()
+    assert run.figures["placed"]["decode_ms"] == {"1": 1.0}
+    assert run.figures["placed"]["traces_error"] == "scripted: broken"
+    assert "error" not in run.figures["placed"]
+    assert list(run.figures["stock"]["traces"]) == ["prefill", "1"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more", "reps"), [(1000.0, (), 3), (0.0, (), 0), (25.0, (), 1), (43.0, (), 3), (43.0, ("--traces",), 2)]
+)
+def test_no_rep_begins_that_would_end_too_late(
+    seconds: float, more: tuple[str, ...], reps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = 0.0
 
     class Reps:
-        done = 0
+        done, num_timed = 0, 1
 
         def time_graphs(self) -> None:
             pass
@@ -125,7 +143,7 @@ def test_no_rep_begins_that_would_end_too_late(seconds: float, reps: int, monkey
             self.done = rep
 
     monkeypatch.setattr(placement_gpu.time, "monotonic", lambda: clock)
-    options = parse_arguments(["--reps", "3", "--total-seconds", str(seconds)])
+    options = parse_arguments(["--reps", "3", "--total-seconds", str(seconds), *more])
     timed, written = Reps(), list[str]()
     placement_gpu._time(options, [timed], 0.0, written.append)  # type: ignore[list-item]
     assert timed.done == reps
@@ -143,7 +161,9 @@ def test_engines_for_tokens_are_gone_before_those_that_are_timed_start(
         yield {entry.system: ScriptedEngine(1.0) for entry in entries}
 
     monkeypatch.setattr(placement_gpu, "engines", scripted)
-    options = parse_arguments(["--models", "dense", "--systems", "stock", "placed", "--batches", "1", "--reps", "1"])
+    options = parse_arguments(
+        ["--models", "dense", "--systems", "stock", "placed", "--batches", "1", "--reps", "1", "--traces"]
+    )
     figures = placement_gpu._measure(options, tmp_path)
     assert standing == [["stock-eager-dense", "placed-eager-dense"], ["stock-dense", "placed-dense"]]
     placed = figures["models"]["dense"]["placed"]
@@ -151,3 +171,4 @@ def test_engines_for_tokens_are_gone_before_those_that_are_timed_start(
     assert placed["decode_ms"] == {"1": 1.0}
     assert placed["tokens"]["error"]["mean"] == placed["tokens_as_run"]["error"]["mean"] == 0.0
     assert list(figures["links"]) == ["all-reduce"]
+    assert placed["traces"]["prefill"]["busy_us"] == 0.0
