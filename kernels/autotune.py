@@ -8,8 +8,9 @@ import fcntl
 import hashlib
 import json
 import os
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +71,16 @@ class TuningTable:
     ) -> None:
         """Set the times of a bucket."""
         self.buckets[bucket(family, mode, signature, shape)] = dict(times_us)
+
+
+def median_table(tables: Iterable[TuningTable]) -> TuningTable:
+    """The median of each solution's times in each bucket, over the tables that have one."""
+    samples: dict[str, dict[str, list[float]]] = {}
+    for table in tables:
+        for name, times_us in table.buckets.items():
+            for solution, microseconds in times_us.items():
+                samples.setdefault(name, {}).setdefault(solution, []).append(microseconds)
+    return TuningTable({b: {s: statistics.median(times) for s, times in of.items()} for b, of in samples.items()})
 
 
 class _Document(BaseModel):

@@ -34,6 +34,17 @@ class Cell:
         flops = 2 * rows * self.context_tokens * (HEAD_DIMS + LATENT_DIMS)
         return 1e6 * max(self.kv_bytes / bytes_per_s, flops / BF16_FLOPS_PER_S)
 
+    @staticmethod
+    def parse(text: str) -> Cell:
+        """Heads, query tokens, requests and context: 128x1x16x64K, say.
+
+        Raises:
+            ValueError: it is nothing of the kind.
+        """
+        heads, query_tokens, requests, context = text.split("x")
+        tokens = int(context[:-1]) * 1024 if context.endswith("K") else int(context)
+        return Cell(int(heads), int(query_tokens), int(requests), tokens)
+
     def __str__(self) -> str:
         return f"H{self.heads} q{self.query_tokens} B{self.requests} L{self.context_tokens // 1024}K"
 

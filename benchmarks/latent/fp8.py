@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.latent.cells import Cell
+from benchmarks.latent.passes import REPLAYS, in_turn
 from benchmarks.latent.peers import FlashMlaFp8, PeerUnavailableError
 from benchmarks.latent.timing import Inputs
 from benchmarks.report import Bar, MissingFigureError
@@ -52,19 +53,21 @@ class Fp8Bench:
         except PeerUnavailableError as error:
             self.absent = str(error)
 
-    def times_us(self, cell: Cell, page_tokens: int) -> tuple[dict[str, float], float]:
-        """Microseconds by implementation, and the relative difference of ours to the peer's output."""
+    def times_us(self, cell: Cell, page_tokens: int, number: int) -> tuple[dict[str, float], float]:
+        """Microseconds of a pass by implementation, and the relative difference of ours to the peer's output."""
         inputs = Inputs(cell, page_tokens, self.pool)
         one = torch.ones(1, device=self.pool.device)
-        ours_us, out = time_ours(inputs, one)
-        if self.peer is None:
-            return {OURS: ours_us}, 0.0
-        theirs_us, theirs = self.peer.time_us(inputs, one)
-        difference = ((out.float() - theirs.float()).norm() / theirs.float().norm()).item()
-        return {OURS: ours_us, PEER: theirs_us}, difference
+        times_us, outputs = {}, {}
+        for name in in_turn([OURS, PEER], number):
+            if name == OURS:
+                times_us[name], outputs[name] = time_ours(inputs, one, REPLAYS)
+            elif self.peer is not None:
+                times_us[name], outputs[name] = self.peer.time_us(inputs, one, REPLAYS)
+        out, theirs = outputs[OURS].float(), outputs.get(PEER, outputs[OURS]).float()
+        return times_us, ((out - theirs).norm() / theirs.norm()).item()
 
 
-def time_ours(inputs: Inputs, scale: torch.Tensor) -> tuple[float, torch.Tensor]:
+def time_ours(inputs: Inputs, scale: torch.Tensor, replays: int) -> tuple[float, torch.Tensor]:
     """Microseconds of decode, and the output on the first part of the KV cache."""
     cell, device = inputs.cell, inputs.q.device
     workspace = fp8_workspace(cell.heads, cell.query_tokens, cell.requests, device)
@@ -78,7 +81,7 @@ def time_ours(inputs: Inputs, scale: torch.Tensor) -> tuple[float, torch.Tensor]
         plan = plans[inputs.part(call)]
         mla_decode_fp8(inputs.q, inputs.kv_cache, plan, inputs.scale, scale, scale, out=out, lse=lse)
 
-    decode_us = time_us(launch)
+    decode_us = time_us(launch, replays)
     launch(0)
     return decode_us, out
 

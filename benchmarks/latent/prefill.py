@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.latent.cells import OTHER_PREFILLS, PREFILL_HEADS, PrefillCell, prefill_cells
+from benchmarks.latent.passes import REPLAYS, in_turn, medians
 from benchmarks.latent.peers import PeerUnavailableError
 from benchmarks.latent.prefill_inputs import PrefillInputs, VllmPrefill
 from benchmarks.report import MissingFigureError, print_table
@@ -21,8 +22,8 @@ from tokenspeed_plugin.kernels.graph_timing import replay_us
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OURS, UNFOLDED
 
 STOCK = (ABSORBED, UNFOLDED)
-GRAPH_US, REPLAYS = 20_000.0, 5
-"""Device time of a graph, about (a cell's calls are repeated in it as often as this takes), and how often it runs."""
+GRAPH_US = 20_000.0
+"""Device time of a graph, about: a cell's calls are repeated in it as often as this takes."""
 
 
 @dataclass
@@ -32,7 +33,16 @@ class MeasuredPrefill:
     cell: PrefillCell
     floor_us: float
     times_us: dict[str, float] = field(default_factory=dict)
+    """Medians over the passes."""
+    passes_us: list[dict[str, float]] = field(default_factory=list)
+    """Of each pass."""
     difference: float = 0.0
+
+    def add(self, times_us: dict[str, float], difference: float) -> None:
+        """Take in what a pass has timed."""
+        self.passes_us.append(times_us)
+        self.times_us = medians(self.passes_us)
+        self.difference = max(self.difference, difference)
 
     @property
     def speedup(self) -> float:
@@ -40,11 +50,28 @@ class MeasuredPrefill:
         return min(self.times_us[name] for name in STOCK if name in self.times_us) / self.times_us[OURS]
 
 
-def run_prefill(cell: PrefillCell, vllm: VllmPrefill) -> MeasuredPrefill:
-    """Time all implementations on one cell, replay by replay in turn; of vLLM's absorbed way the better split setting."""
+class PrefillBench:
+    """Times cells; where vLLM's ways cannot be had, `absent` says why, and nothing is timed."""
+
+    def __init__(self) -> None:
+        self.measured: dict[PrefillCell, MeasuredPrefill] = {}
+        self._vllm, self.absent = None, ""
+        try:
+            self._vllm = VllmPrefill()
+        except PeerUnavailableError as error:
+            self.absent = str(error)
+
+    def run(self, cell: PrefillCell, number: int) -> None:
+        """Time all implementations of a pass on one cell."""
+        if self._vllm is not None:
+            measured = self.measured.setdefault(cell, MeasuredPrefill(cell, cell.floor_us))
+            measured.add(*time_prefill(cell, self._vllm, number))
+
+
+def time_prefill(cell: PrefillCell, vllm: VllmPrefill, number: int) -> tuple[dict[str, float], float]:
+    """Microseconds of a pass, replay by replay in turn, of vLLM's absorbed way the better split setting; and our largest difference."""
     inputs = PrefillInputs(cell, vllm)
     calls = max(1, min(20, round(GRAPH_US / (2 * cell.floor_us))))
-    measured = MeasuredPrefill(cell, cell.floor_us)
     graphs, results = {}, {}
     launches = inputs.launches()  # a graph does not keep what its calls read
     for name, launch in launches.items():
@@ -52,30 +79,21 @@ def run_prefill(cell: PrefillCell, vllm: VllmPrefill) -> MeasuredPrefill:
         results[name] = inputs.output.float()
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(1 + REPLAYS):
-        for name, graph in graphs.items():
-            samples[name].append(replay_us(graph) / calls)
+        for name in in_turn(list(graphs), number):
+            samples[name].append(replay_us(graphs[name]) / calls)
+    times_us: dict[str, float] = {}
     for name, times in samples.items():
         solution = name.partition(" ")[0]
         found = statistics.median(times[1:])
-        measured.times_us[solution] = min(found, measured.times_us.get(solution, found))
+        times_us[solution] = min(found, times_us.get(solution, found))
     ours = results.pop(OURS)
-    measured.difference = max(float((ours - theirs).norm() / theirs.norm()) for theirs in results.values())
-    return measured
+    return times_us, max(float((ours - theirs).norm() / theirs.norm()) for theirs in results.values())
 
 
-def measure_prefills(heads: tuple[int, ...], others: bool) -> tuple[list[MeasuredPrefill], str]:
-    """Run the cells of the bar, and those that only selection reads.
-
-    Returns:
-        What was measured, and why nothing was; one of them is empty.
-    """
-    try:
-        vllm = VllmPrefill()
-    except PeerUnavailableError as error:
-        return [], str(error)
+def cells_of(heads: tuple[int, ...], others: bool) -> list[PrefillCell]:
+    """The cells of the bar with these head counts, and those that only selection reads."""
     more = [cell for cell in OTHER_PREFILLS if others and cell.heads in heads]
-    cells = [*prefill_cells(tuple(h for h in heads if h in PREFILL_HEADS)), *more]
-    return [run_prefill(cell, vllm) for cell in cells], ""
+    return [*prefill_cells(tuple(h for h in heads if h in PREFILL_HEADS)), *more]
 
 
 def worst_speedup(measured: list[MeasuredPrefill], absent: str) -> float:

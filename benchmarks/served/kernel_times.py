@@ -60,10 +60,11 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     import torch
 
     from benchmarks.latent.cells import Cell
+    from benchmarks.latent.decode import time_ours
     from benchmarks.latent.peers import FlashAttention3, PeerUnavailableError
     from benchmarks.latent.timing import Inputs, copy_bytes_per_s
-    from benchmarks.mla import PAGE_TOKENS, time_ours
     from benchmarks.served.in_layer import SERVED_PAGE_TOKENS, in_layer_us, in_order
+    from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 
     try:
         flash_attention = FlashAttention3(None)

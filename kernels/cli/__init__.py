@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from tokenspeed_plugin.kernels.autotune import (
     load_tables,
     user_store,
 )
+from tokenspeed_plugin.kernels.cli.benchmark_table import NoBenchmarkError, gpu_and_table
 from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError, named_solution, share_of
 from tokenspeed_plugin.kernels.mla.append_solutions import APPEND_MODE, append_shape, append_signature
@@ -27,7 +27,7 @@ from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import QUERY_TOKENS
 from tokenspeed_plugin.kernels.mla.sm100.decode import unavailable_reason
 from tokenspeed_plugin.kernels.mla.sm100.layout import SHARED_LIMIT_BYTES, TENSOR_COLUMNS
-from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, FP8_BENCHMARK_NAMES, decode_shape
+from tokenspeed_plugin.kernels.mla.solutions import BF16, FP8, decode_shape
 from tokenspeed_plugin.kernels.registry import Objective, Platform, default_registry, signature_text
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 
@@ -126,19 +126,19 @@ def serving(
 
 @app.command()
 def tune(
-    benchmark: Annotated[Path, typer.Option(help="JSON that benchmarks.mla wrote on this kind of GPU.", exists=True)],
+    benchmark: Annotated[
+        list[Path],
+        typer.Option(help="JSON that benchmarks.mla wrote on this kind of GPU; several make medians.", exists=True),
+    ],
     output: Annotated[Path | None, typer.Option(help="Tuning file; default: the user's.")] = None,
     any_version: Annotated[bool, typer.Option(help="Key by the GPU's name alone, as the shipped table is.")] = False,
 ) -> None:
-    """Take measurements of ours and of vLLM's kernels, side by side in one run, into the tuning file."""
+    """Take measurements of ours and of vLLM's kernels, side by side in a run, into the tuning file."""
     try:
-        document = json.loads(benchmark.read_text())
-        gpu, table = str(document["gpu"]), table_of(document)
+        gpu, table = gpu_and_table(benchmark)
         store = TuningStore(output) if output is not None else user_store()
         store.merge(gpu if any_version else device_key(gpu, default_registry()), table)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _failure(f"{benchmark} is no output of benchmarks.mla --json: {error!r}") from error
-    except TuningFileError as error:
+    except (NoBenchmarkError, TuningFileError) as error:
         raise _failure(error) from error
     _console().print(f"{len(table.buckets)} shape buckets of {gpu} written to {store.path}")
 
@@ -189,27 +189,6 @@ def compile_kernels(
         f"{layout.shared_bytes} of {SHARED_LIMIT_BYTES} bytes of shared memory, "
         f"{layout.used_columns} of {TENSOR_COLUMNS} tensor-memory columns used, {layout.tensor_columns} allocated"
     )
-
-
-def table_of(document: dict[str, object]) -> TuningTable:
-    """The tuning table of a document that `benchmarks.mla --json` wrote."""
-    table = TuningTable()
-    cells = document["cells"]
-    if not isinstance(cells, list):
-        raise TypeError("cells is not a list")
-    for measured in cells:
-        cell = measured["cell"]
-        shape = decode_shape(cell["heads"], cell["query_tokens"], 64, cell["requests"], cell["context_tokens"])
-        for signature, names in ((BF16, BENCHMARK_NAMES), (FP8, FP8_BENCHMARK_NAMES)):
-            named = {names[n]: float(us) for n, us in measured["times_us"].items() if n in names}
-            if named:
-                table.record("mla", "decode", signature, shape, named)
-    prefills = document.get("prefills", [])
-    for measured in prefills if isinstance(prefills, list) else ():
-        cell = measured["cell"]
-        shape = decode_shape(cell["heads"], cell["query_tokens"], 64, 1, cell["context_tokens"])
-        table.record("mla", CACHED_PREFILL, BF16, shape, measured["times_us"])
-    return table
 
 
 def _tuning(platform: Platform) -> TuningTable:

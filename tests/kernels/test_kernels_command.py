@@ -118,6 +118,30 @@ def test_tune_takes_a_benchmark_in(tmp_path: Path) -> None:
     assert fp8 == {"cuda_sm90_fp8": 15.0, "flashmla": 18.0}
 
 
+def run_file(path: Path, passes_us: list[dict[str, float]], **others: object) -> str:
+    cell = {"heads": 16, "query_tokens": 1, "requests": 1, "context_tokens": 8192}
+    measured = {"cell": cell, "times_us": {"ours": 1000.0}, "passes_us": passes_us}
+    path.write_text(json.dumps({"gpu": "GPU", "cells": [measured], **others}))
+    return str(path)
+
+
+def test_tune_takes_medians_over_the_passes_of_all_runs(tmp_path: Path) -> None:
+    first = run_file(tmp_path / "first.json", [{"ours": 30.0, "FlashMLA": 20.0}, {"ours": 10.0}])
+    second = run_file(tmp_path / "second.json", [{"ours": 11.0, "FlashMLA": 22.0}])
+    target = tmp_path / "out.json"
+    code, output = run("tune", "--benchmark", first, "--benchmark", second, "--output", str(target), "--any-version")
+    assert (code, "1 shape buckets of GPU" in output) == (0, True)
+    assert list(TuningStore(target).load("GPU").buckets.values()) == [{"cuda_sm90": 11.0, "flashmla": 21.0}]
+
+
+@pytest.mark.parametrize("others", [{"gpu": "OTHER"}, {"kernel_sources": {"cuda_sm90": "b"}}])
+def test_tune_refuses_runs_of_different_things(tmp_path: Path, others: dict[str, object]) -> None:
+    first = run_file(tmp_path / "first.json", [{"ours": 30.0}], kernel_sources={"cuda_sm90": "a"})
+    second = run_file(tmp_path / "second.json", [{"ours": 11.0}], **{"kernel_sources": {"cuda_sm90": "a"}} | others)
+    code, output = run("tune", "--benchmark", first, "--benchmark", second)
+    assert (code, "is of another GPU or of other kernels than" in output) == (2, True)
+
+
 def test_tune_refuses_what_is_no_benchmark(tmp_path: Path) -> None:
     source = tmp_path / "other.json"
     source.write_text("{}")
