@@ -22,6 +22,8 @@ def cell_lines(document: dict[str, Any]) -> Iterator[str]:
     yield "|---" * (6 + len(COLUMNS)) + "|"
     for measured in document["cells"]:
         cell, times_us = measured["cell"], measured["times_us"]
+        if "ours" not in times_us:
+            continue
         shape = [cell["heads"], cell["query_tokens"], cell["requests"], f"{cell['context_tokens'] // 1024}K"]
         times = [f"{times_us[name]:.1f}" if name in times_us else "-" for name in COLUMNS]
         speedup = min(times_us[name] for name in STOCK) / times_us["ours"]
