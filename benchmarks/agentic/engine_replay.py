@@ -168,13 +168,13 @@ def sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     """
     core, label = llm.llm_engine.engine_core, request["label"]
     begin_s = time.perf_counter()
-    _limit(core, f"{label}-fill-limits", request["fill_limits"])
+    set_limits(core, f"{label}-fill-limits", request["fill_limits"])
     was_emptied = forget_prefixes(core)
     trace = open_trace(request["trace"], Shape(**request["shape"]))
     asked = {"target_tps_per_user": request["rate"]} if request.get("rate") else None
     replay = EngineReplay(core, trace.sessions, label, asked)
     replay.fill_cache()
-    _limit(core, f"{label}-limits", request["limits"])
+    set_limits(core, f"{label}-limits", request["limits"])
     fill_s = time.perf_counter() - begin_s
     replay.run(request["seconds"])
     return {
@@ -186,7 +186,8 @@ def sessions(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _limit(core: Any, request_id: str, limits: dict[str, int] | None) -> None:
+def set_limits(core: Any, request_id: str, limits: dict[str, int] | None) -> None:
+    """Have a tunable scheduler keep to `limits`, as of `StockLimits`; None leaves it as it is."""
     if limits is not None:
         core.add_request(request_of(request_id, [FIRST_TOKEN] * 2, 1, {TUNING_KEY: limits}))
         wait_for(core, request_id, 1)

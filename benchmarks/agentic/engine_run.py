@@ -17,6 +17,7 @@ import msgspec
 
 from benchmarks.agentic.busy import SessionsSeen
 from benchmarks.agentic.fit import write_step_model
+from benchmarks.agentic.known_steps import Ask, KnownSteps, Reference, mean_reference
 from benchmarks.agentic.options import command_line, shape_of
 from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
 from benchmarks.agentic.shaping import open_trace
@@ -29,19 +30,20 @@ from benchmarks.gpu.models import MODELS, TINY_MODELS, write_model
 
 STEP_MODEL = "step-model.json"
 _TUNABLE_STOCK = "benchmarks.agentic.tunable_stock.TunableScheduler"
-_DECODES = [[64, 1024], [256, 1024], [256, 2048], [448, 1024], [64, 8192]]
-_PREFILLS = [[0, 48], [0, 384], [0, 1536], [8192, 384]]
-_SHORT_ROWS, _SHORT_CONTEXT, _SHORT_PREFILLS = (1, 16, 64, 128, 256, 448), 64, [[0, 48], [0, 512]]
 _SHORT_HISTORY, _NUM_ROUNDS = 1024, 4
-_SHAPES_S, _ALONE_S = 45.0, 30.0  # what they take at most, as far as is known
+_SHAPES_S, _ALONE_S, _REFERENCE_S = 45.0, 30.0, 4.0  # what they take at most, as far as is known
 _LEAST_FILL_S, _CLOSING_S = 4.0, 6.0
+
+_Phase = Callable[[], dict[str, Any] | None]
+"""Measures something and returns the figures; None where there was no time for it, or nothing to measure."""
 
 
 class EngineRun:
     """A run with its deadline: the most telling figures first, and everything is written as it comes.
 
     Ours and untuned stock come first, under the first load, then ours with more rates that requests ask for, steps of known shapes, one
-    session alone, two tries of stock's limits, the other loads, and more tries.
+    session alone, two tries of stock's limits, the other loads, and more tries. Where the search of stock's limits begins elsewhere, its second try
+    and stock as it was started come before the shapes. Between any two of these stand steps of one shape, which say how fast the host is.
     """
 
     def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
@@ -49,15 +51,18 @@ class EngineRun:
         self.shapes: dict[str, Any] = {}
         self.alone: dict[str, dict[str, Any]] = {}
         self.engines: dict[str, dict[str, Any]] = {}
+        self.references: list[dict[str, float]] = []
+        """What a step of one shape took, by system, and when: between any two phases."""
         self._seen: dict[str, list[SessionsSeen]] = {}
         """Of each system the points so far, to which its step model is fitted."""
         self._options = options
         self._save = save
-        self._deadline = time.monotonic() + options.total_seconds
+        self._begin_s = time.monotonic()
+        self._deadline = self._begin_s + options.total_seconds
         self._fill_s = _LEAST_FILL_S
-        most = StockLimits(options.stock_seqs, max(options.most_budget, options.stock_seqs))
-        begin = StockLimits(*options.first_limits) if options.first_limits else most
-        self._search = StockSearch(options.target, most, options.budget, begin)
+        self._start = StockLimits(options.stock_seqs, max(options.most_budget, options.stock_seqs))
+        begin = StockLimits(*options.first_limits) if options.first_limits else self._start
+        self._search = StockSearch(options.target, self._start, options.budget, begin)
 
     def run(self, folder: Path) -> None:
         """Build both engines and measure. Raises TraceError at once for a trace that is not there."""
@@ -67,9 +72,18 @@ class EngineRun:
             self.engines = {system: engine.description for system, engine in running.items()}
             print(f"built: {self.engines}", file=sys.stderr, flush=True)
             self._save(self)
-            for phase in self._phases(running):
-                phase()
+            known = KnownSteps(self._options, self.engines, self._start)
+            before = self._reference(known, running)
+            for phase in self._phases(running, known):
+                measured = phase()
+                if measured is not None:
+                    after = self._reference(known, running)
+                    measured["reference_ms"] = mean_reference([before, after])
+                    before = after
                 self._save(self)
+        if self.shapes.get("short") and self._options.out is not None:
+            self._fit()
+            self._save(self)
 
     def _entries(self, folder: Path) -> list[EngineOptions]:
         options = self._options
@@ -91,23 +105,23 @@ class EngineRun:
             EngineOptions("ours", max_requests=options.max_num_seqs, **common),
         ]
 
-    def _phases(self, running: dict[str, EngineProcess]) -> list[Callable[[], None]]:
+    def _phases(self, running: dict[str, EngineProcess], known: KnownSteps) -> list[_Phase]:
         first, *others = self._options.loads
 
-        def ours(load: int, rate: float = 0.0) -> Callable[[], None]:
+        def ours(load: int, rate: float = 0.0) -> _Phase:
             return lambda: self._play("ours", running["ours"], load, rate=rate)
 
-        def stock(load: int) -> Callable[[], None]:
-            return lambda: self._play("stock", running["stock"], load, self._search.best())
+        def stock(load: int, limits: StockLimits | None = None) -> _Phase:
+            return lambda: self._play("stock", running["stock"], load, limits or self._search.best())
 
-        def tune() -> None:
+        def tune() -> dict[str, Any] | None:
             limits = self._search.next()
-            if limits is not None:
-                self._play("stock", running["stock"], first, limits)
+            return None if limits is None else self._play("stock", running["stock"], first, limits)
 
         rate, *rates = self._options.rates
-        phases = [ours(first, rate), tune, *(ours(first, rate) for rate in rates)]
-        phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running)]
+        phases: list[_Phase] = [ours(first, rate), tune, *(ours(first, rate) for rate in rates)]
+        phases += [tune, stock(first, self._start)] if self._options.first_limits else []
+        phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running, known)]
         phases += [lambda: self._measure_alone(running), tune, tune]
         for load in others:
             phases += [ours(load), stock(load)]
@@ -125,12 +139,23 @@ class EngineRun:
     def _ask(self, engine: EngineProcess, command: str, **arguments: Any) -> dict[str, Any]:
         return engine.run(command, timeout_s=self._left_s(), **arguments)
 
-    def _measure_alone(self, running: dict[str, EngineProcess]) -> None:
+    def _reference(self, known: KnownSteps, running: dict[str, EngineProcess]) -> Reference:
+        """Return what a step of one shape takes now; nothing where there is no time for it."""
+        if not self._has_time(_REFERENCE_S, "steps that say how fast the host is"):
+            return {}
+        found = known.reference(self._asking(running), running)
+        self.references.append({"at_s": time.monotonic() - self._begin_s, **found})
+        return found
+
+    def _asking(self, running: dict[str, EngineProcess]) -> Ask:
+        return lambda system, command, **arguments: self._ask(running[system], command, **arguments)
+
+    def _measure_alone(self, running: dict[str, EngineProcess]) -> dict[str, Any] | None:
         """One session whose turns come back to a history, a short and a long one; the systems by turns, and in both orders."""
         options = self._options
         history = min(options.history, options.max_model_len - 4096)
         if history <= 0 or not self._has_time(_ALONE_S, "one session alone"):
-            return
+            return None
         lengths = sorted({min(_SHORT_HISTORY, history), history})
         found: dict[str, dict[int, list[dict[str, Any]]]] = {system: {} for system in running}
         for number in range(_NUM_ROUNDS):
@@ -147,32 +172,20 @@ class EngineRun:
             if "error" not in self.alone.get(system, {}) and by_length:
                 self.alone[system] = {str(length): _joined(ones) for length, ones in by_length.items()}
         print(f"one session alone: {self.alone}", file=sys.stderr, flush=True)
+        return {}
 
-    def _measure_shapes(self, running: dict[str, EngineProcess]) -> None:
+    def _measure_shapes(self, running: dict[str, EngineProcess], known: KnownSteps) -> dict[str, Any] | None:
         if not self._has_time(_SHAPES_S, "steps of known shapes"):
-            return
-        options = self._options
-        most_rows = min(options.stock_seqs, options.max_num_seqs) - 1  # and a prompt beside them
-        most = options.max_model_len - 4100
-        pool_tokens = min(one["num_blocks"] * one["block_tokens"] for one in self.engines.values())
-        decodes = [[n, c] for n, c in _DECODES if n <= most_rows and c <= most and n * (c + 500) <= 0.9 * pool_tokens]
-        prefills = [[begin, new] for begin, new in _PREFILLS if begin + new <= most]
-        short = [[n, _SHORT_CONTEXT] for n in _SHORT_ROWS if n <= most_rows]
+            return None
         start = time.monotonic()
         try:
-            # Ours costs the host less, so its steps show more of the device.
-            self.shapes = self._ask(running["ours"], "step_shapes", decodes=decodes, prefills=prefills, stream=10_000)
-            self.shapes["short"] = {
-                system: self._ask(engine, "step_shapes", decodes=short, prefills=_SHORT_PREFILLS, stream=40_000)["rows"]
-                for system, engine in running.items()
-            }
+            self.shapes = known.shapes(self._asking(running), running)
         except EngineFailedError as error:
-            self.shapes = {**self.shapes, "error": str(error)}
-            return
+            self.shapes = {"error": str(error)}
+            return self.shapes
         self.shapes["seconds"] = time.monotonic() - start
-        if options.out is not None:
-            self._fit()
         print(f"steps of known shapes: {self.shapes}", file=sys.stderr, flush=True)
+        return self.shapes
 
     def _fit(self) -> None:
         target = self._options.out / STEP_MODEL
@@ -185,12 +198,13 @@ class EngineRun:
 
     def _play(
         self, system: str, engine: EngineProcess, load: int, limits: StockLimits | None = None, rate: float = 0.0
-    ) -> None:
+    ) -> dict[str, Any] | None:
+        """Play one point; return its figures, None where there is no time for it."""
         options = self._options
         tuning = f" seqs {limits.max_num_seqs} tokens {limits.budget_tokens}" if limits else ""
         name = f"{system}{tuning}{f' asked for {rate:g}' if rate else ''}, {load} sessions"
         if not self._has_time(options.seconds + self._fill_s, name):
-            return
+            return None
         shape = shape_of(options, load, ramp_s=min(3.0, options.warm / 2))
         facts = {"system": system, "num_sessions": load, "asked_tps": rate, **(asdict(limits) if limits else {})}
         label = point_label(facts)
@@ -207,7 +221,7 @@ class EngineRun:
         except EngineFailedError as error:
             self.figures[name] = {"error": str(error)}
             print(f"error: {error}", file=sys.stderr, flush=True)
-            return
+            return self.figures[name]
         found = self._take_in(facts, label, answer)
         self.figures[name] = found
         if limits and load == options.loads[0]:
@@ -219,6 +233,7 @@ class EngineRun:
             file=sys.stderr,
             flush=True,
         )
+        return found
 
     def _take_in(self, facts: dict[str, Any], label: str, answer: dict[str, Any]) -> dict[str, Any]:
         """Write a point's turns and return its figures."""

@@ -112,6 +112,7 @@ def _save(measured: EngineRun, options: argparse.Namespace, failure: str) -> lis
         "replays": measured.figures,
         "alone": measured.alone,
         "shapes": measured.shapes,
+        "references": measured.references,
         "failure": failure,
     }
     write_json(options.json or (str(options.out / SUMMARY) if options.out else None), document, outcomes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of steps of known shapes, and of turns that come back to a long history, at the engine core's client.
 
-Runs inside an engine process of `benchmarks.gpu`, as its commands ``step_shapes`` and ``returning_turns``.
+Runs inside an engine process of `benchmarks.gpu`, as its commands ``step_shapes``, ``reference_steps`` and ``returning_turns``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.agentic.engine_replay import request_of
+from benchmarks.agentic.engine_replay import request_of, set_limits
 from benchmarks.gpu.workload import random_prompt
 
 _NEW_TOKENS, _OUTPUT_TOKENS, _NUM_TURNS = 256, 64, 5
@@ -68,12 +68,23 @@ def _turn(core: Any, request_id: str, prompt: list[int], num_output: int) -> _Tu
 
 
 def step_shapes(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Measure steps of known shapes; return a row per shape: work and milliseconds."""
+    """Measure steps of known shapes; return a row per shape: work and milliseconds.
+
+    `limits` are what stock's scheduler is to keep to from now on: those of a point before would have some of the rows wait for ever.
+    """
     core = llm.llm_engine.engine_core
+    set_limits(core, f"limits{request['stream']}", request["limits"])
     rows = []
     for number, (num_decodes, context) in enumerate(request["decodes"]):
         rows += _rows_of(core, num_decodes, context, request["prefills"], request["stream"] + number * 1000)
     return {"rows": rows}
+
+
+def reference_steps(llm: Any, request: dict[str, Any]) -> dict[str, float]:
+    """Return the milliseconds of a step in which `rows` requests with a context of `context` tokens decode; `limits` as of `step_shapes`."""
+    core, stream = llm.llm_engine.engine_core, request["stream"]
+    set_limits(core, f"limits{stream}", request["limits"])
+    return {"ms": _rows_of(core, request["rows"], request["context"], [], stream)[0]["ms"]}
 
 
 def _rows_of(

@@ -42,17 +42,21 @@ class StockSearch:
         seqs = self._seqs_after(limits, figures)
         if limits.budget_tokens == self._small_budget(limits.max_num_seqs):
             return None
-        if len(self.tried) > 1 and abs(seqs / limits.max_num_seqs - 1) < _CLOSE:
+        following = StockLimits(seqs, max(seqs, min(self.budget_tokens, self.most.budget_tokens)))
+        tried = [limits for limits, _ in self.tried]
+        if following in tried or (len(tried) > 1 and abs(seqs / limits.max_num_seqs - 1) < _CLOSE):
             best = self.best()
-            return StockLimits(best.max_num_seqs, self._small_budget(best.max_num_seqs))
-        return StockLimits(seqs, max(seqs, min(self.budget_tokens, self.most.budget_tokens)))
+            following = StockLimits(best.max_num_seqs, self._small_budget(best.max_num_seqs))
+        return None if following in tried else following
 
     def note(self, limits: StockLimits, figures: dict[str, Any]) -> None:
         """Take in what a try measured: `tps_p5`, `rows_mean`, `step_ms_mean`, `goodput_per_gpu`.
 
         Where requests wait for longer than the try takes, no turn has a rate; then that of a user who gets a token in every step counts.
+        Limits of the start that were tried after others may be the best, but the search goes on from where it was.
         """
-        self.tried.append((limits, figures))
+        place = 0 if limits == self.most else len(self.tried)
+        self.tried.insert(place, (limits, figures))
 
     def best(self) -> StockLimits:
         """Return the limits with the most goodput, those that keep the target for 95% of turns first; those of the start without any try."""

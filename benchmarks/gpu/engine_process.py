@@ -42,7 +42,7 @@ def main() -> None:
     if not built:
         return
     from benchmarks.agentic.engine_replay import sessions
-    from benchmarks.agentic.step_shapes import returning_turns, step_shapes
+    from benchmarks.agentic.step_shapes import reference_steps, returning_turns, step_shapes
     from benchmarks.gpu.measurements import COMMANDS
     from benchmarks.placed.measurements import collectives, graph_times, links, traces
     from benchmarks.served.measurements import COMMANDS as SERVED
@@ -50,6 +50,7 @@ def main() -> None:
     more = {
         "sessions": sessions,
         "step_shapes": step_shapes,
+        "reference_steps": reference_steps,
         "returning_turns": returning_turns,
         "collectives": collectives,
         "links": links,

@@ -64,6 +64,20 @@ def test_a_load_that_needs_no_tuning_is_not_searched() -> None:
     assert search.best() == MOST
 
 
+def test_nothing_is_tried_twice_and_the_start_does_not_turn_the_search() -> None:
+    search = StockSearch(70.0, MOST, begin=StockLimits(300, 2048))
+    just_right = {"tps_p5": 70.0 * 1.01, "rows_mean": 300, "goodput_per_gpu": 21_000}
+    search.note(StockLimits(300, 2048), just_right)
+    # As many requests again as were just tried: a small budget is what is left.
+    assert search.next() == StockLimits(300, 512)
+    # Stock as it was started may be the best, but says nothing of where to go on.
+    search.note(MOST, {"tps_p5": 80.0, "rows_mean": 400, "goodput_per_gpu": 32_000})
+    assert search.next() == StockLimits(512, 768)
+    assert search.best() == MOST
+    search.note(StockLimits(512, 768), just_right)
+    assert search.next() is None
+
+
 def test_limits_come_with_a_request_and_bind_stock() -> None:
     load_factory("ours")
     from vllm.v1.engine.core import EngineCore
@@ -126,6 +140,11 @@ class Engine:
         ]
         return {"rows": rows + [{**row, "prefill": 64, "pairs": 2048, "ms": row["ms"] + 1} for row in rows]}
 
+    def reference_steps(self, arguments: dict[str, object]) -> dict[str, object]:
+        assert (arguments["limits"] is None) == (self._system == "ours")
+        self._num_references = getattr(self, "_num_references", 0) + 1
+        return {"ms": 8.0 + self._num_references}
+
     def sessions(self, arguments: dict[str, object]) -> dict[str, object]:
         seqs = (arguments["limits"] or {"max_num_seqs": 100})["max_num_seqs"]
         rate = (arguments["rate"] or 90.0) if self._system == "ours" else 70.0 * 300 / seqs
@@ -157,7 +176,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder, calls, engines=None, seconds: f
 def test_the_most_telling_points_come_first(monkeypatch, tmp_path) -> None:
     calls: list[tuple[str, ...]] = []
     assert run(monkeypatch, tmp_path, calls) == 0
-    labels = [label if name == "sessions" else name for _, name, label in calls]
+    labels = [label if name == "sessions" else name for _, name, label in calls if name != "reference_steps"]
     order = [label for i, label in enumerate(labels) if label not in labels[:i]]
     assert order[:5] == ["ours400", "stock400-512-8192", "step_shapes", "returning_turns", "stock400-267-2048"]
     assert order.index("ours100") < order.index("stock100-267-2048")
@@ -177,11 +196,32 @@ def test_ours_plays_the_first_load_again_with_a_rate_that_requests_ask_for(monke
     calls: list[tuple[str, ...]] = []
     run(monkeypatch, tmp_path, calls, more=["--rates", "0", "150", "--first-limits", "250", "2048"])
     labels = [label for _, name, label in calls if name == "sessions"]
-    assert labels[:3] == ["ours400", "stock400-250-2048", "ours400-asked150"]
+    # A second try and what stock was started with: the search began elsewhere.
+    assert labels[:5] == [
+        "ours400",
+        "stock400-250-2048",
+        "ours400-asked150",
+        "stock400-313-2048",
+        "stock400-512-8192",
+    ]
     found = json.loads((tmp_path / "engines.json").read_text())
     asked = found["replays"]["ours asked for 150, 400 sessions"]
     assert asked["tps_p50"] == pytest.approx(150, rel=0.02)
     assert (tmp_path / "ours400-asked150.jsonl").exists()
+
+
+def test_every_point_has_steps_of_one_shape_on_both_sides(monkeypatch, tmp_path) -> None:
+    calls: list[tuple[str, ...]] = []
+    run(monkeypatch, tmp_path, calls)
+    names = [f"{system} {name}" for system, name, _ in calls]
+    assert names[:2] == ["stock reference_steps", "ours reference_steps"]
+    assert names[2:5] == ["ours sessions", *names[:2]]
+    found = json.loads((tmp_path / "engines.json").read_text())
+    assert [one["stock"] for one in found["references"][:3]] == [9.0, 10.0, 11.0]
+    # The mean of both sides, of both systems.
+    assert found["replays"]["ours, 400 sessions"]["reference_ms"] == {"ours": 9.5, "stock": 9.5}
+    assert found["replays"]["stock seqs 512 tokens 8192, 400 sessions"]["reference_ms"]["stock"] == 10.5
+    assert found["shapes"]["reference_ms"]["stock"] == 11.5
 
 
 def test_an_engine_that_dies_leaves_the_others_figures(monkeypatch, tmp_path) -> None:
@@ -201,13 +241,13 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch, tmp_path, capsys) 
 
     class SlowEngine(Engine):
         def run(self, name, timeout_s, **arguments):
-            clock.now += 30.0
+            clock.now += 30.0 if name != "reference_steps" else 0.0
             return super().run(name, timeout_s, **arguments)
 
     engines = {system: SlowEngine(system, calls) for system in ("stock", "ours")}
     run(monkeypatch, tmp_path, calls, engines, seconds=160)
     # Two points of 30 s each, shapes in three requests, then too little for one more point.
-    names = [name for _, name, _ in calls]
+    names = [name for _, name, _ in calls if name != "reference_steps"]
     assert names == ["sessions", "sessions", "step_shapes", "step_shapes", "step_shapes"]
     said = capsys.readouterr().err
     assert "left out: ours, 100 sessions (4 s left, 10 needed)" in said

@@ -14,7 +14,7 @@ from benchmarks.agentic.engines import _alone_outcomes, _outcomes
 from benchmarks.agentic.fit import ShortSteps, fit_device, host_of, write_step_model
 from benchmarks.agentic.records import CUT
 from benchmarks.agentic.shaping import Shape, shaped, synthetic
-from benchmarks.agentic.step_shapes import returning_turns, step_shapes
+from benchmarks.agentic.step_shapes import reference_steps, returning_turns, step_shapes
 from benchmarks.agentic.step_time import H200_DENSE_1B, StepShape, StepTimeModel
 from benchmarks.agentic.stock_limits import TUNING_KEY
 
@@ -119,7 +119,9 @@ def test_what_is_under_way_at_the_end_is_cut_and_aborted():
 def test_steps_of_known_shapes_are_measured(clock):
     core = Core(step_s=0.002, prompt_s=2e-5, clock=clock)
     llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
-    rows = step_shapes(llm, {"decodes": [[2, 30]], "prefills": [[0, 1000], [500, 250]], "stream": 7})["rows"]
+    rows = step_shapes(llm, {"decodes": [[2, 30]], "prefills": [[0, 1000], [500, 250]], "stream": 7, "limits": None})[
+        "rows"
+    ]
     assert [(row["decodes"], row["prefill"], row["pairs"]) for row in rows] == [
         (2, 0, 0),
         (2, 1000, 500_000),
@@ -169,6 +171,18 @@ def test_no_coefficient_is_negative_and_the_host_hides_nothing():
     assert error < 1e-6
     with pytest.raises(ValueError, match=r"2 steps of a kind were measured; needed: 3"):
         fit_device(measured_rows()[:4], lambda row: 0.1)
+
+
+def test_steps_that_say_how_fast_the_host_is_are_measured_within_the_limits_of_the_start(clock):
+    core = Core(step_s=0.002, clock=clock)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    limits = {"max_num_seqs": 512, "budget_tokens": 8192, "long_prefill_tokens": 0}
+    answer = reference_steps(llm, {"rows": 5, "context": 64, "stream": 7, "limits": limits})
+    assert answer == {"ms": pytest.approx(2.0)}
+    # A point before may have left stock with room for fewer than these rows.
+    assert core.extra_args[0] == {TUNING_KEY: limits}
+    assert [num_tokens for _, num_tokens in core.sent[1:]] == [64] * 5
+    assert core.open == {}
 
 
 def test_turns_of_a_session_come_back_to_all_that_was_said_before(clock):
