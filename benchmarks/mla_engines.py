@@ -2,7 +2,7 @@
 """Decode of long sessions in whole engines on one Hopper GPU: vLLM's own choice of MLA kernels, and `--kernels auto`.
 
 ``python -m benchmarks.mla_engines [--sessions 1 4 16] [--context-tokens 65536] [--drafts 1 3] [--contexts 128K 512K 1M]
-[--returning 256 512 2048] [--append triton] [--kernels auto] [--json FILE] [--check]``.
+[--returning 256 512 2048] [--append triton] [--kernels auto] [--kv-cache-dtype fp8] [--json FILE] [--check]``.
 Both engines have vLLM's scheduler and CUDA graphs, stand side by side, and are measured in turns on the same sessions, whose
 histories lie in the prefix cache: they are not computed but filled in (`benchmarks.served.held_prefix`), the same in all engines.
 The judged time is that of the decode graph on the GPU (the model's whole forward pass);
@@ -14,6 +14,7 @@ The graph is also replayed by itself under a tracer, which shows the time of eac
 ``--drafts`` adds a pair of engines for each number of drafts (n-gram): steps in which all drafts are taken are timed, and answers
 with drafts compared. ``--contexts`` are those of one session that grows. ``--returning`` times turns that come back to a session
 with so many new tokens, and compares their answers. ``--append`` adds an engine that also writes new tokens with that kernel.
+``--kv-cache-dtype fp8`` gives all engines an e4m3 cache: vLLM's own choice for it is FlashMLA, and the third engine has Triton.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=64, help="decode steps of a rep")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--kernels", default="auto", help="as `--kernels` takes it")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="of all engines; fp8 is e4m3")
     parser.add_argument("--token-requests", type=int, default=64, help="mixed prompts whose tokens are compared")
     parser.add_argument("--token-outputs", type=int, default=48)
     parser.add_argument("--seconds", type=float, default=240.0, help="no further part is begun after so long")
@@ -88,7 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     model: Model = (TINY_MODELS if options.tiny else MODELS)["mla"]
     if options.device == "cuda" and options.kernel_times is None:
-        in_own_process(options.context_tokens, [])  # builds our library: nvcc's time is no start-up time of ours
+        # builds our library: nvcc's time is no start-up time of ours
+        in_own_process(options.context_tokens, [], options.kv_cache_dtype)
     with tempfile.TemporaryDirectory(prefix="mla-engines-") as temporary:
         folder = Path(temporary)
         run = Run(options, write_model(model, folder), model.config["num_hidden_layers"])

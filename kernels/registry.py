@@ -146,7 +146,7 @@ class KernelSpec:
         prepare: called once before an engine starts; builds what would otherwise be built on first use.
         serves_engine: whether it can stand behind vLLM's decode: `workspace(heads, query_tokens, requests, device)`,
             `plan(workspace, requests)` with `update(seq_lens, block_table, page_tokens)`, and a callable that is used as
-            `mla_decode` of `kernels/mla/sm90` is; of mode `append` see `kernels/mla/append_solutions.py`.
+            `mla_decode` of `kernels/mla/sm90` is, or with e4m3 operands as `mla_decode_fp8`; of mode `append` see `kernels/mla/append_solutions.py`.
     """
 
     family: str

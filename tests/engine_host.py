@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU would give our attention backend, on a CPU: FlashAttention 3's two functions, a kernel, a layer and a configuration.
+"""What a GPU would give our attention backends, on a CPU: FlashAttention 3's two functions, FlashMLA's, a kernel for each cache, a
+layer and a configuration.
 
 Import it before `tokenspeed_plugin.kernels.engine.mla_backend`: vLLM's FlashAttention MLA imports those functions by name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import vllm.v1.attention.backends.fa_utils as fa_utils
 from vllm.config import CUDAGraphMode
@@ -16,6 +19,7 @@ from vllm.config import CUDAGraphMode
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.prefill_reference import mla_prefill_reference
 from tokenspeed_plugin.kernels.mla.reference import mla_decode_reference
+from tokenspeed_plugin.kernels.mla.solutions import FP8
 from tokenspeed_plugin.kernels.registry import Capability, KernelSpec, OperandFormat, Priority, ShapeTrait
 
 PAGE_TOKENS, NOPE_DIMS = 64, 128
@@ -110,7 +114,84 @@ TORCH_SPEC = KernelSpec(
 )
 
 
-def vllm_config(heads: int = 16, *, kernels: str = "auto", drafts: int = 0, max_requests: int = 8) -> Any:
+def torch_decode_fp8(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    plan: TorchPlan,
+    softmax_scale: float,
+    query_scale: torch.Tensor,
+    kv_scale: torch.Tensor,
+    *,
+    query_starts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """MLA decode with the signature of the Hopper kernel for e4m3 caches."""
+    calls.append("torch fp8")
+    assert (q.dtype, kv_cache.dtype) == (torch.float8_e4m3fn,) * 2
+    assert query_scale.shape == kv_scale.shape == (1,)
+    if query_starts is None:
+        assert q.shape[0] == plan.num_requests
+    return mla_decode_reference(
+        q,
+        kv_cache,
+        plan.block_table,
+        plan.seq_lens,
+        softmax_scale,
+        query_starts=query_starts,
+        query_scale=query_scale,
+        kv_scale=kv_scale,
+        dtype=torch.bfloat16,
+    )
+
+
+TORCH_FP8_SPEC = dataclasses.replace(TORCH_SPEC, solution="torch_fp8", signatures=(FP8,), load=lambda: torch_decode_fp8)
+
+
+def flashmla_fp8(
+    *,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    softmax_scale: float,
+    descale_q: torch.Tensor,
+    descale_k: torch.Tensor,
+    **given: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashMLA as vLLM calls it for an e4m3 cache: [requests, query tokens, heads, 576] queries, equally many of each request."""
+    calls.append("flashmla")
+    assert (given["causal"], given["head_dim_v"], k_cache.shape[2]) == (True, LATENT_DIMS, 1)
+    assert given["tile_scheduler_metadata"] is not None
+    out, lse = mla_decode_reference(
+        q.flatten(0, 1),
+        k_cache.squeeze(2),
+        block_table,
+        cache_seqlens,
+        softmax_scale,
+        query_scale=descale_q,
+        kv_scale=descale_k,
+        dtype=torch.bfloat16,
+    )
+    return out.view(*q.shape[:3], LATENT_DIMS), lse.view(*q.shape[:3]).transpose(1, 2)
+
+
+def put_flashmla_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give vLLM's FlashMLA backend the functions of a GPU."""
+    import vllm.v1.attention.backends.mla.flashmla as flashmla
+
+    monkeypatch.setattr(flashmla, "is_flashmla_dense_supported", lambda: (True, None))
+    monkeypatch.setattr(flashmla, "num_compute_units", lambda _: 4)
+    monkeypatch.setattr(flashmla, "flash_mla_with_kvcache_fp8", flashmla_fp8)
+    monkeypatch.setattr(flashmla, "get_mla_metadata", lambda *_, **__: (SimpleNamespace(), None))
+    monkeypatch.setattr(
+        flashmla,
+        "get_mla_metadata_dense_fp8",
+        lambda lengths, *_: (torch.ones(2, 8, dtype=torch.int32), torch.ones(len(lengths) + 1, dtype=torch.int32)),
+    )
+
+
+def vllm_config(
+    heads: int = 16, *, kernels: str = "auto", drafts: int = 0, max_requests: int = 8, cache_dtype: str = "auto"
+) -> Any:
     """vLLM's configuration, as far as a metadata builder reads it, with one MLA layer of `heads` heads."""
     layer = SimpleNamespace(
         q_lora_rank=None,
@@ -135,7 +216,7 @@ def vllm_config(heads: int = 16, *, kernels: str = "auto", drafts: int = 0, max_
     return SimpleNamespace(
         model_config=model,
         parallel_config=parallel,
-        cache_config=SimpleNamespace(cache_dtype="auto", block_size=PAGE_TOKENS),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype, block_size=PAGE_TOKENS),
         scheduler_config=SimpleNamespace(max_num_seqs=max_requests),
         attention_config=SimpleNamespace(
             use_prefill_query_quantization=False, flash_attn_max_num_splits_for_cuda_graph=32

@@ -8,7 +8,17 @@ from typing import Any
 
 from benchmarks.report import Bar, MissingFigureError
 from benchmarks.served.answers import LARGEST_ERROR_RATIO, error_ratio, margin, noise_logprob
-from benchmarks.served.systems import APPEND, CONTROL, OURS, STOCK, SYSTEMS, draft_tokens, drafting
+from benchmarks.served.systems import (
+    APPEND,
+    CONTROL_BACKENDS,
+    KV_TOKEN_BYTES,
+    OURS,
+    STOCK,
+    SYSTEMS,
+    control,
+    draft_tokens,
+    drafting,
+)
 
 LARGEST_RATIO = 1.01
 LARGEST_RATIO_ALONE = 0.92
@@ -18,7 +28,8 @@ SMALLEST_PREDICTION = 0.01
 LARGEST_FALL = 1.16
 LARGEST_RATIO_OF_APPEND = 1.0
 """Over ours without it: `auto` has no use for a kernel that saves nothing."""
-KV_TOKEN_BYTES = 1152
+HOST_KERNELS = {"auto": "flashattn3", "fp8": "flashmla"}
+"""What stock decodes with, by `--kv-cache-dtype`, among the kernels that were timed alone."""
 
 
 def engine_bars(figures: dict[str, Any]) -> list[Bar]:
@@ -46,7 +57,8 @@ def engine_bars(figures: dict[str, Any]) -> list[Bar]:
         for n in counts
         if _is_judged(figures, n)
     ]
-    bars += [bar for kind in ("tokens", "long_tokens") for bar in _token_bars(figures, kind, SYSTEMS, CONTROL)]
+    for kind in ("tokens", "long_tokens"):
+        bars += _token_bars(figures, kind, SYSTEMS, _control(figures))
     for drafts in figures.get("drafts", ()):
         bars += _draft_bars(figures, drafts)
     if figures.get("append"):
@@ -77,7 +89,7 @@ def _append_bars(figures: dict[str, Any]) -> list[Bar]:
             )
             for n in figures.get("returning", ())
         ),
-        *_token_bars(figures, "tokens", (STOCK, APPEND), CONTROL),
+        *_token_bars(figures, "tokens", (STOCK, APPEND), _control(figures)),
     ]
 
 
@@ -89,7 +101,7 @@ def _returning_bars(figures: dict[str, Any]) -> list[Bar]:
             Bar(claim.format(n), "<=", LARGEST_RATIO, partial(_ratio, figures, n, SYSTEMS, "returning_turns"))
             for n in figures["returning"]
         ),
-        *_token_bars(figures, "returning_tokens", SYSTEMS, CONTROL),
+        *_token_bars(figures, "returning_tokens", SYSTEMS, _control(figures)),
     ]
 
 
@@ -139,7 +151,8 @@ def _fall(figures: dict[str, Any], key: str) -> float:
     """How many times longer the longest context takes than the shortest, over the same for a step that only reads the new KV."""
     shortest, longest = min(figures["contexts"]), max(figures["contexts"])
     first_ms, last_ms = (_decoded_ms(figures, OURS, tokens, key, "decode_long") for tokens in (shortest, longest))
-    floor_ms = first_ms + figures["layers"] * (longest - shortest) * KV_TOKEN_BYTES / _bytes_per_s(figures) * 1e3
+    token_bytes = KV_TOKEN_BYTES[_cache_dtype(figures)]
+    floor_ms = first_ms + figures["layers"] * (longest - shortest) * token_bytes / _bytes_per_s(figures) * 1e3
     return (last_ms / first_ms) / (floor_ms / first_ms)
 
 
@@ -151,9 +164,9 @@ def _bytes_per_s(figures: dict[str, Any]) -> float:
 
 def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], control_system: str) -> list[Bar]:
     """Where answers part, and how far apart they were before; what vLLM's own do so is the measure where it ran."""
-    control = figures.get(kind, {}).get(control_system)
+    found = figures.get(kind, {}).get(control_system)
     words = kind.replace("_", " ") + (", append fused" if systems[1] == APPEND else "")
-    noise = noise_logprob(control["mismatches"] if control else ())
+    noise = noise_logprob(found["mismatches"] if found else ())
     bars = [
         Bar(
             f"{words}: log-probability between stock's and ours where answers part",
@@ -162,14 +175,23 @@ def _token_bars(figures: dict[str, Any], kind: str, systems: tuple[str, str], co
             lambda: max(map(margin, _compared(figures, kind, systems)["mismatches"]), default=0.0),
         )
     ]
-    if control and control_system == CONTROL:
-        claim = f"{words}: mean error of log-probabilities against stock, ours over FlashMLA's"
+    if found and control_system in CONTROL_BACKENDS:
+        whose = "Triton's" if control_system == "stock-triton" else "FlashMLA's"
+        claim = f"{words}: mean error of log-probabilities against stock, ours over {whose}"
         bars.append(Bar(claim, "<=", LARGEST_ERROR_RATIO, partial(_error_ratio, figures, kind, systems)))
     return bars
 
 
 def _error_ratio(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> float:
-    return error_ratio(_compared(figures, kind, systems), figures[kind][CONTROL])
+    return error_ratio(_compared(figures, kind, systems), figures[kind][_control(figures)])
+
+
+def _cache_dtype(figures: dict[str, Any]) -> str:
+    return str(figures.get("kv_cache_dtype", "auto"))
+
+
+def _control(figures: dict[str, Any]) -> str:
+    return control(_cache_dtype(figures))
 
 
 def _compared(figures: dict[str, Any], kind: str, systems: tuple[str, str]) -> dict[str, Any]:
@@ -191,7 +213,7 @@ def predicted_ms(figures: dict[str, Any], count: int) -> float:
     kernels = figures.get("kernels_us", {}).get(str(count))
     if kernels is None:
         raise MissingFigureError(f"the kernels were not timed: {figures.get('kernels_error', 'left out')}")
-    return float(figures["layers"] * (kernels["flashattn3"] - kernels["ours"]) * 1e-3)
+    return float(figures["layers"] * (kernels[HOST_KERNELS[_cache_dtype(figures)]] - kernels["ours"]) * 1e-3)
 
 
 def _of(count: int) -> str:

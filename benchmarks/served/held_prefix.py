@@ -99,7 +99,8 @@ def held_latents(layer: int, dims: int, dtype: torch.dtype, device: torch.device
     generator = torch.Generator(device=device).manual_seed(1000 + layer)
     values = torch.randn(PERIOD_TOKENS, dims, generator=generator, device=device)
     values[:, LATENT_DIMS:] *= ROPE_SCALE
-    return values.to(dtype)
+    # vLLM keeps e4m3 values as bytes; a layer without scales of its own has a scale of 1.
+    return values.to(torch.float8_e4m3fn).view(torch.uint8) if dtype == torch.uint8 else values.to(dtype)
 
 
 def fill_pages(cache: torch.Tensor, fill: Fill, latents: torch.Tensor) -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel benchmark says of the batches that the engines decode, from a process of its own.
 
-``python -m benchmarks.served.kernel_times CONTEXT_TOKENS SESSIONS ...``: one JSON line of microseconds of one layer's attention
-by number of sessions. Without sessions it only builds our library.
+``python -m benchmarks.served.kernel_times CONTEXT_TOKENS SESSIONS ... [--kv-cache-dtype fp8]``: one JSON line of microseconds of
+one layer's attention by number of sessions. Without sessions it only builds our libraries.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -23,13 +24,15 @@ class KernelTimesError(RuntimeError):
     """The library could not be built or the kernels not timed; the message carries the end of the output."""
 
 
-def in_own_process(context_tokens: int, counts: list[int], timeout_s: float = 240.0) -> dict[str, dict[str, Any]]:
+def in_own_process(
+    context_tokens: int, counts: list[int], cache_dtype: str = "auto", timeout_s: float = 240.0
+) -> dict[str, dict[str, Any]]:
     """Build the library and time the kernels, away from this process's path and GPU.
 
     Raises:
         KernelTimesError: the process failed or took longer than `timeout_s`.
     """
-    command = [sys.executable, "-m", _MODULE, str(context_tokens), *map(str, counts)]
+    command = [sys.executable, "-m", _MODULE, *map(str, (context_tokens, *counts)), "--kv-cache-dtype", cache_dtype]
     try:
         done = subprocess.run(
             command,
@@ -92,13 +95,48 @@ def kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[st
     return found
 
 
+def fp8_kernel_times_us(context_tokens: int, counts: list[int]) -> dict[str, dict[str, Any]]:
+    """By number of sessions with an e4m3 cache: ours, and FlashMLA's as vLLM has it.
+
+    Raises:
+        KernelTimesError: FlashMLA does not run here.
+    """
+    import torch
+
+    from benchmarks.latent.cells import Cell
+    from benchmarks.latent.fp8 import OURS, PEER, Fp8Bench
+    from benchmarks.latent.timing import copy_bytes_per_s
+    from benchmarks.mla import PAGE_TOKENS
+
+    bench, found = Fp8Bench(None), {}
+    if bench.absent:
+        raise KernelTimesError(bench.absent)
+    bytes_per_s = copy_bytes_per_s(bench.pool.view(torch.bfloat16))
+    for count in counts:
+        times_us, difference = bench.times_us(Cell(HEADS, 1, count, context_tokens), PAGE_TOKENS)
+        found[str(count)] = {
+            "ours": times_us[OURS],
+            "flashmla": times_us[PEER],
+            "difference": difference,
+            "bytes_per_s": bytes_per_s,
+        }
+    return found
+
+
 def main() -> None:
     """Build, time, print."""
-    from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES
+    from tokenspeed_plugin.kernels.mla.sm90.library import FP8_SOURCES, SOURCES
 
-    SOURCES.built()
-    context_tokens, *counts = map(int, sys.argv[1:])
-    print(json.dumps(kernel_times_us(context_tokens, counts) if counts else {}))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("context_tokens", type=int)
+    parser.add_argument("sessions", type=int, nargs="*")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    options = parser.parse_args()
+    is_fp8 = options.kv_cache_dtype == "fp8"
+    for sources in (SOURCES, *((FP8_SOURCES,) if is_fp8 else ())):
+        sources.built()
+    timed = fp8_kernel_times_us if is_fp8 else kernel_times_us
+    print(json.dumps(timed(options.context_tokens, options.sessions) if options.sessions else {}))
 
 
 if __name__ == "__main__":

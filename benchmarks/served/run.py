@@ -16,9 +16,9 @@ from benchmarks.served.answers import compared_answers
 from benchmarks.served.kernel_times import KernelTimesError, in_own_process
 from benchmarks.served.systems import (
     APPEND,
-    CONTROL,
     MIXED_PROMPT_TOKENS,
     SYSTEMS,
+    control,
     decoding,
     draft_tokens,
     drafting,
@@ -46,6 +46,7 @@ class Run:
             "append": options.append,
             "layers": layers,
             "kernels": options.kernels,
+            "kv_cache_dtype": options.kv_cache_dtype,
             "engines": {system: {} for system in systems(options)},
         }
         self._options, self._model_folder, self._layers = options, model_folder, layers
@@ -180,8 +181,9 @@ class Run:
         running.pop(system, None)
 
     def _tokens(self, running: dict[str, EngineProcess]) -> None:
+        names = ("stock", "ours", APPEND, control(self._options.kv_cache_dtype))
         for kind in ("tokens", "long_tokens"):
-            self._compare(kind, "stock", self._answers(running, ("stock", "ours", APPEND, CONTROL), kind))
+            self._compare(kind, "stock", self._answers(running, names, kind))
         if self._options.returning:
             self._compare("returning_tokens", "stock", self._answers(running, SYSTEMS, "returning_tokens"))
 
@@ -226,7 +228,9 @@ class Run:
             if known is not None:
                 self.figures["kernels_us"] = json.loads(Path(known).read_text())
             else:
-                self.figures["kernels_us"] = in_own_process(self._options.context_tokens, self._options.sessions)
+                self.figures["kernels_us"] = in_own_process(
+                    self._options.context_tokens, self._options.sessions, self._options.kv_cache_dtype
+                )
         except (KernelTimesError, OSError, ValueError) as error:
             self.figures["kernels_error"] = str(error)[:300]
             self._note(self.figures["kernels_error"])

@@ -2,7 +2,8 @@
 """The engines of a run: vLLM's and ours in pairs, which differ in `--kernels` alone, and what each of them is built with.
 
 `stock` and `ours` decode the sessions and one context that grows, and compute turns that come back; a pair for each number of
-drafts decodes the sessions with drafts. `ours-append` is ours with the append to the cache fused, `stock-flashmla` answers only.
+drafts decodes the sessions with drafts. `ours-append` is ours with the append to the cache fused; the control (`stock-flashmla`, with an
+e4m3 cache `stock-triton`) answers only.
 """
 
 from __future__ import annotations
@@ -14,17 +15,25 @@ from typing import Any
 from benchmarks.gpu.engine import EngineOptions
 
 SYSTEMS = STOCK, OURS = ("stock", "ours")
-CONTROL = "stock-flashmla"
-"""Stock with another of vLLM's own kernels: how far its answers lie from stock's is what rounding does to this model."""
+CONTROL_BACKENDS = {"stock-flashmla": "FLASHMLA", "stock-triton": "TRITON_MLA"}
 APPEND = "ours-append"
 """Ours, which also writes new tokens: norm, rotation and cache write in one kernel."""
-KV_TOKEN_BYTES_PER_LAYER = 1152
+KV_TOKEN_BYTES = {"auto": 1152, "fp8": 576}
+"""Of a layer, by `--kv-cache-dtype`."""
 MIXED_PROMPT_TOKENS = 512
 LARGEST_CAPTURE = 512
 """Tokens of the largest CUDA graph of a server with vLLM's defaults."""
 _SPARE_TOKENS = 128
 _TURNS = 4
 """Of each number of new tokens in each rep, with some to spare."""
+
+
+def control(cache_dtype: str) -> str:
+    """Stock with another of vLLM's own kernels: how far its answers lie from stock's is what rounding does to this model.
+
+    Stock itself has FlashAttention MLA; with an e4m3 cache it has FlashMLA, and Triton is the only other one.
+    """
+    return "stock-triton" if cache_dtype == "fp8" else "stock-flashmla"
 
 
 def drafting(drafts: int) -> tuple[str, str]:
@@ -40,7 +49,7 @@ def draft_tokens(drafts: int) -> str:
 def systems(options: argparse.Namespace) -> tuple[str, ...]:
     """Every engine of the run."""
     pairs = [SYSTEMS, *(drafting(drafts) for drafts in options.drafts)]
-    more = (*((APPEND,) if options.append else ()), *(() if options.no_control else (CONTROL,)))
+    more = (*((APPEND,) if options.append else ()), *(() if options.no_control else (control(options.kv_cache_dtype),)))
     return (*(system for pair in pairs for system in pair), *more)
 
 
@@ -51,7 +60,7 @@ def decoding(options: argparse.Namespace) -> tuple[str, ...]:
 
 def entry(system: str, options: argparse.Namespace, model_folder: Path, layers: int) -> EngineOptions:
     """What an engine is built with."""
-    counts = options.sessions if system in (*SYSTEMS, APPEND, CONTROL) else options.draft_sessions
+    counts = options.sessions if system in (*SYSTEMS, APPEND, *CONTROL_BACKENDS) else options.draft_sessions
     new_tokens = max(options.returning, default=0)
     session = max(options.context_tokens, MIXED_PROMPT_TOKENS) + new_tokens + options.token_outputs
     longest = max((session, *options.contexts)) if system in SYSTEMS else session
@@ -64,7 +73,7 @@ def entry(system: str, options: argparse.Namespace, model_folder: Path, layers: 
     return EngineOptions(
         system,
         str(model_folder),
-        tokens * KV_TOKEN_BYTES_PER_LAYER * layers + (1 << 28),
+        tokens * KV_TOKEN_BYTES[options.kv_cache_dtype] * layers + (1 << 28),
         options.device,
         max_requests=max(16, *counts),
         max_model_tokens=longest,
@@ -76,6 +85,7 @@ def entry(system: str, options: argparse.Namespace, model_folder: Path, layers: 
             if system.startswith("ours")
             else {},
             "kv_transfer_config": _HOLDING,
+            "kv_cache_dtype": options.kv_cache_dtype,
             **_settings(system, options, longest),
         },
     )
@@ -109,4 +119,5 @@ def _settings(system: str, options: argparse.Namespace, longest: int) -> dict[st
         turns = {tokens for tokens in options.returning if tokens <= LARGEST_CAPTURE}
         sizes = sorted({1, 2, 4, 8, 16, *options.sessions, *turns})
         settings["compilation_config"] = {"cudagraph_capture_sizes": sizes}
-    return settings | ({"attention_backend": "FLASHMLA"} if system == CONTROL else {})
+    backend = CONTROL_BACKENDS.get(system)
+    return settings | ({} if backend is None else {"attention_backend": backend})

@@ -105,6 +105,7 @@ def serving(
     context: Annotated[int, typer.Option(min=1, help="Longest context that the engine allows.")] = 131072,
     gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "NVIDIA H200",
     kernels: Annotated[str, typer.Option(help="As --kernels takes it: auto, or mla=NAME.")] = "auto",
+    fp8: Fp8 = False,
 ) -> None:
     """Show which decode batches a kernel of ours takes under vllm serve --kernels on Hopper, and why."""
     try:
@@ -112,10 +113,11 @@ def serving(
         if named is not None and named.host_backend is not None:
             _console().print(f"vLLM's own backend {named.host_backend} decodes every batch.")
             return
-        share = share_of(named, Platform("cuda", (9, 0), gpu), heads, context)
+        share = share_of(named, Platform("cuda", (9, 0), gpu), heads, context, "fp8" if fp8 else "auto")
     except (KernelsRefusedError, ValueError) as error:
         raise _failure(error) from error
-    table = Table("query tokens", "requests", "decoded by", "reason", title=f"MLA decode, {heads} heads, {gpu}")
+    title = f"MLA decode, {heads} heads, {'e4m3, ' * fp8}{gpu}"
+    table = Table("query tokens", "requests", "decoded by", "reason", title=title)
     for query_tokens in QUERY_TOKENS:
         for requests in (1, 4, 16, 64, 256):
             verdict = share.verdict(query_tokens, requests)

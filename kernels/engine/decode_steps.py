@@ -37,9 +37,25 @@ class DecodeStep:
         Raises:
             RuntimeError: a graph is being captured with a plan that would be gone when it is replayed.
         """
+        self._refuse_capture(kv_cache)
+        return self.decode(q_nope, q_rope, kv_cache, self.plan, softmax_scale, query_starts=self.query_starts)
+
+    def run_scaled(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        softmax_scale: float,
+        query_scale: torch.Tensor,
+        kv_scale: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same on e4m3 queries [tokens, heads, 576] and an e4m3 cache, each to be multiplied by its scale, one fp32 number."""
+        self._refuse_capture(kv_cache)
+        scales = (query_scale.reshape(1), kv_scale.reshape(1))
+        return self.decode(q, kv_cache, self.plan, softmax_scale, *scales, query_starts=self.query_starts)
+
+    def _refuse_capture(self, kv_cache: torch.Tensor) -> None:
         if not self.persistent and kv_cache.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("MLA decode is captured in a graph, but its metadata was not built for capture")
-        return self.decode(q_nope, q_rope, kv_cache, self.plan, softmax_scale, query_starts=self.query_starts)
 
 
 class DecodeSteps:

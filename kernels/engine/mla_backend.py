@@ -1,32 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention backend for vLLM's `CUSTOM` slot: MLA decode by a kernel of the registry, all else by vLLM's FlashAttention MLA.
+"""The attention backend for vLLM's `CUSTOM` slot over a bf16 cache: MLA decode by a kernel of the registry, all else by vLLM's
+FlashAttention MLA.
 
 Both read the same cache in the same pages, so each batch may go either way. Which way is settled when the step's metadata is
-built; every layer only looks whether there is a plan.
+built (`decode_builder`); every layer only looks whether there is a plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tokenspeed_plugin.host.attention_names import (
     FlashAttnMLABackend,
-    FlashAttnMLADecodeMetadata,
     FlashAttnMLAImpl,
     FlashAttnMLAMetadataBuilder,
     get_current_vllm_config,
 )
-from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
+from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
 from tokenspeed_plugin.kernels.engine.prefill_steps import (
     PrefillSteps,
     dense_weights,
     prefill_steps,
     reserved_bytes,
 )
-from tokenspeed_plugin.kernels.engine.start import decode_steps
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 
 
@@ -64,14 +62,7 @@ class MlaBackend(FlashAttnMLABackend):
         return False
 
 
-@dataclass
-class MlaDecodeMetadata(FlashAttnMLADecodeMetadata):
-    """vLLM's metadata of a decode batch, and the step of our kernel when it takes the batch."""
-
-    step: DecodeStep | None = None
-
-
-class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
+class MlaMetadataBuilder(PlannedDecodeBuilder, FlashAttnMLAMetadataBuilder):
     """Builds the metadata of a step, on the model's stream, before its layers."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -79,16 +70,6 @@ class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
         if self._prefills is not None:
             self.reorder_batch_threshold = self._prefills.absorbed_limit
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._steps = decode_steps(vllm_config, self.num_heads, self.mla_dims, kv_cache_spec, device)
-        self._for_capture = False
-
-    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-        """Metadata that a graph will be captured with; its plan stays for the replays."""
-        self._for_capture = True
-        try:
-            return super().build_for_cudagraph_capture(common_attn_metadata)
-        finally:
-            self._for_capture = False
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """Metadata of a step; with the plan of our prefill when it takes the step's prefills."""
@@ -106,49 +87,6 @@ class MlaMetadataBuilder(FlashAttnMLAMetadataBuilder):
             contexts = prefill.chunked_context.context_lens_list
             prefill.step = prefills.step(prefill.query_lens_cpu.tolist(), contexts, prefill.block_table)
         return metadata
-
-    def _build_decode(
-        self,
-        block_table_tensor: torch.Tensor,
-        seq_lens_device: torch.Tensor,
-        max_seq_len: int,
-        query_start_loc_cpu: torch.Tensor,
-        query_start_loc_device: torch.Tensor,
-        num_decode_tokens: int,
-        max_query_len: int,
-        dcp_tot_seq_lens_device: torch.Tensor | None,
-    ) -> Any:
-        longest = max(1, int((query_start_loc_cpu[1:] - query_start_loc_cpu[:-1]).max()))
-        step = None
-        if self._steps is not None and dcp_tot_seq_lens_device is None:
-            step = self._steps.step(
-                longest,
-                num_decode_tokens,
-                seq_lens_device,
-                block_table_tensor,
-                query_start_loc_device,
-                for_capture=self._for_capture,
-            )
-        if step is None:
-            return super()._build_decode(
-                block_table_tensor=block_table_tensor,
-                seq_lens_device=seq_lens_device,
-                max_seq_len=max_seq_len,
-                query_start_loc_cpu=query_start_loc_cpu,
-                query_start_loc_device=query_start_loc_device,
-                num_decode_tokens=num_decode_tokens,
-                max_query_len=max_query_len,
-                dcp_tot_seq_lens_device=dcp_tot_seq_lens_device,
-            )
-        return MlaDecodeMetadata(
-            block_table=block_table_tensor,
-            seq_lens=seq_lens_device,
-            dcp_tot_seq_lens=None,
-            query_start_loc=query_start_loc_device,
-            max_query_len=longest,
-            max_seq_len=max_seq_len,
-            step=step,
-        )
 
 
 def _prefill_steps(kv_cache_spec: Any, layer_names: list[str], vllm_config: Any) -> PrefillSteps | None:

@@ -10,11 +10,12 @@ import torch
 
 from tokenspeed_plugin.kernels.autotune import SHIPPED, TuningFileError, TuningStore, TuningTable, load_tables
 from tokenspeed_plugin.kernels.device import device_key, this_platform
+from tokenspeed_plugin.kernels.engine.caches import BF16_CACHE, LatentCache, latent_cache
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeSteps
 from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS, QUERY_TOKENS, DecodeShare
-from tokenspeed_plugin.kernels.mla.solutions import BF16, decode_shape
+from tokenspeed_plugin.kernels.mla.solutions import decode_shape
 from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
 from tokenspeed_plugin.kernels.select import (
@@ -29,8 +30,6 @@ from tokenspeed_plugin.settings import resolve_in_process
 FAMILY, MODE = "mla", "decode"
 OWN_SLOT = "CUSTOM"
 """vLLM's slot for a backend from outside."""
-HOST_SOLUTION = "flashattn3"
-"""vLLM's FlashAttention MLA: what vLLM takes on Hopper by itself, and what a batch goes to that our kernel does not take."""
 NEAREST_MEASURED_GPU = "NVIDIA H200"
 
 
@@ -84,6 +83,7 @@ def settle(
     heads: int,
     max_context: int,
     why_not: list[str],
+    cache_dtype: str = "auto",
 ) -> Settled:
     """Decide what decodes an MLA model, and build it.
 
@@ -94,6 +94,7 @@ def settle(
         heads: query heads on one GPU.
         max_context: longest context that the engine allows, in tokens.
         why_not: what of the engine's configuration our kernels cannot serve, in the host's words.
+        cache_dtype: vLLM's name of the cache's type.
 
     Raises:
         KernelsRefusedError: a solution was named and cannot be had.
@@ -102,10 +103,16 @@ def settle(
     named = named_solution(text, asked_by)
     if named is not None and named.host_backend is not None:
         return Settled(named.host_backend, f"{asked_by} {text}: MLA decodes with vLLM's {named.host_backend}")
-    chosen = _Unfit("; ".join(why_not)) if why_not else _ready(named, Platform(*platform), heads, max_context)
+    chosen = (
+        _Unfit("; ".join(why_not))
+        if why_not
+        else _ready(named, Platform(*platform), heads, max_context, latent_cache(cache_dtype))
+    )
     if isinstance(chosen, KernelSpec):
-        scope = "where it is the faster, else with" if named is None else "as far as it can, else with"
-        return Settled(OWN_SLOT, f"{asked_by} {text}: MLA decodes with {chosen.solution} {scope} vLLM's FLASH_ATTN_MLA")
+        scope = "where it is the faster" if named is None else "as far as it can"
+        others = latent_cache(cache_dtype).host_backend
+        line = f"MLA decodes with {chosen.solution} {scope}, else with vLLM's {others}"
+        return Settled(OWN_SLOT, f"{asked_by} {text}: {line}")
     if named is None:
         return Settled(None, f"{asked_by} {text}: MLA decode stays with vLLM's own backend: {chosen.reason}")
     allowed = ", ".join(allowed_solutions())
@@ -121,12 +128,14 @@ class _Unfit:
     reason: str
 
 
-def _ready(named: KernelSpec | None, platform: Platform, heads: int, max_context: int) -> KernelSpec | _Unfit:
+def _ready(
+    named: KernelSpec | None, platform: Platform, heads: int, max_context: int, cache: LatentCache
+) -> KernelSpec | _Unfit:
     """The kernel for an engine, built."""
-    spec = _fitting(named, platform, heads)
+    spec = _fitting(named, platform, heads, cache)
     if isinstance(spec, _Unfit):
         return spec
-    share = _share(spec, named, platform, heads, max_context)
+    share = _share(spec, named, platform, heads, max_context, cache)
     if not share.takes_anything():
         return _Unfit(f"{spec.solution} was nowhere measured faster with {heads} heads")
     try:
@@ -137,7 +146,12 @@ def _ready(named: KernelSpec | None, platform: Platform, heads: int, max_context
 
 
 def decode_steps(
-    vllm_config: Any, num_heads: int, mla_dims: Any, kv_cache_spec: Any, device: torch.device
+    vllm_config: Any,
+    num_heads: int,
+    mla_dims: Any,
+    kv_cache_spec: Any,
+    device: torch.device,
+    cache: LatentCache = BF16_CACHE,
 ) -> DecodeSteps | None:
     """The decode steps for a metadata builder in a worker; None when all its batches stay with vLLM's backend.
 
@@ -147,19 +161,20 @@ def decode_steps(
         mla_dims: vLLM's sizes of those layers.
         kv_cache_spec: of those layers, in kernel pages.
         device: where they run.
+        cache: what the builder's backend reads.
     """
     dims = (mla_dims.kv_lora_rank, mla_dims.qk_rope_head_dim, kv_cache_spec.block_size, kv_cache_spec.dtype)
-    if dims != (LATENT_DIMS, ROPE_DIMS, PAGE_TOKENS, torch.bfloat16):
+    if dims != (LATENT_DIMS, ROPE_DIMS, PAGE_TOKENS, cache.stored):
         return None
     resolved = resolve_in_process(vllm_config.additional_config)
     text = resolved.values.kernels if resolved.values.kernels != "off" else "auto"
     named = named_solution(text, resolved.source("kernels").spelling("kernels"))
     platform = this_platform()
-    spec = _fitting(named, platform, num_heads)
+    spec = _fitting(named, platform, num_heads, cache)
     if isinstance(spec, _Unfit):
         return None
     max_context = vllm_config.model_config.max_model_len
-    share = _share(spec, named, platform, num_heads, max_context)
+    share = _share(spec, named, platform, num_heads, max_context, cache)
     largest = max(
         vllm_config.scheduler_config.max_num_seqs, vllm_config.compilation_config.max_cudagraph_capture_size or 0
     )
@@ -167,24 +182,31 @@ def decode_steps(
     drafts = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
     for query_tokens in {1, 1 + drafts}:
         steps.reserve(query_tokens)
-    log_once(_described(share, spec, num_heads))
+    log_once(f"{_described(share, spec, num_heads)}; others go to {cache.host_backend}.")
     return steps
 
 
-def share_of(named: KernelSpec | None, platform: Platform, heads: int, max_context: int) -> DecodeShare:
+def share_of(
+    named: KernelSpec | None, platform: Platform, heads: int, max_context: int, cache_dtype: str = "auto"
+) -> DecodeShare:
     """The batches that a kernel would take on a GPU.
 
     Raises:
         KernelsRefusedError: no kernel runs there.
+        ValueError: no kernel reads such a cache.
     """
-    spec = _fitting(named, platform, heads)
+    cache = latent_cache(cache_dtype)
+    spec = _fitting(named, platform, heads, cache)
     if isinstance(spec, _Unfit):
         raise KernelsRefusedError(spec.reason)
-    return _share(spec, named, platform, heads, max_context)
+    return _share(spec, named, platform, heads, max_context, cache)
 
 
-def _share(spec: KernelSpec, named: KernelSpec | None, platform: Platform, heads: int, max_context: int) -> DecodeShare:
-    return DecodeShare(spec, HOST_SOLUTION, heads, max_context, _tuning(platform), named=named is not None)
+def _share(
+    spec: KernelSpec, named: KernelSpec | None, platform: Platform, heads: int, max_context: int, cache: LatentCache
+) -> DecodeShare:
+    tuning, is_named = _tuning(platform), named is not None
+    return DecodeShare(spec, cache.host_solution, heads, max_context, tuning, named=is_named, formats=cache.formats)
 
 
 def tuning_of_this_gpu() -> TuningTable:
@@ -196,10 +218,11 @@ def tuning_of_this_gpu() -> TuningTable:
     return _tuning(this_platform())
 
 
-def _fitting(named: KernelSpec | None, platform: Platform, heads: int) -> KernelSpec | _Unfit:
-    """The kernel of the highest tier that runs there, or the named one."""
-    request = KernelRequest(FAMILY, MODE, BF16, decode_shape(heads, 1, PAGE_TOKENS, 1, 1), platform)
-    ours = [spec for spec in default_registry().candidates(FAMILY, MODE) if spec.serves_engine]
+def _fitting(named: KernelSpec | None, platform: Platform, heads: int, cache: LatentCache) -> KernelSpec | _Unfit:
+    """The kernel of the highest tier that runs there and reads the cache, or the named one."""
+    request = KernelRequest(FAMILY, MODE, cache.formats, decode_shape(heads, 1, PAGE_TOKENS, 1, 1), platform)
+    candidates = default_registry().candidates(FAMILY, MODE)
+    ours = [spec for spec in candidates if spec.serves_engine and cache.formats in spec.signatures]
     reasons = []
     for spec in sorted(ours, key=lambda spec: -spec.priority) if named is None else [named]:
         try:
@@ -224,7 +247,7 @@ def _described(share: DecodeShare, spec: KernelSpec, heads: int) -> str:
         for query_tokens in QUERY_TOKENS
         if share.takes(query_tokens, 1)
     ]
-    return f"MLA decode, {heads} heads: {spec.solution} takes {'; '.join(taken) or 'nothing'}; others go to FLASH_ATTN_MLA."
+    return f"MLA decode, {heads} heads: {spec.solution} takes {'; '.join(taken) or 'nothing'}"
 
 
 def _counts(share: DecodeShare, query_tokens: int) -> str:

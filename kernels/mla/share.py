@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tokenspeed_plugin.kernels.autotune import TuningTable
 from tokenspeed_plugin.kernels.mla.solutions import BF16, decode_shape
-from tokenspeed_plugin.kernels.registry import KernelSpec
+from tokenspeed_plugin.kernels.registry import KernelSpec, Signature
 
 PAGE_TOKENS = 64
 """Tokens of a kernel page: what everything here was measured with, and what the engine is made to use."""
@@ -46,6 +46,7 @@ class DecodeShare:
         max_context_tokens: longest context that the engine allows.
         tuning: measurements; a head count that was not measured goes by the next larger one that was.
         named: the kernel was asked for by name, and takes every batch that it can run.
+        formats: of decode's operands, by which it was measured.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class DecodeShare:
         tuning: TuningTable,
         *,
         named: bool = False,
+        formats: Signature = BF16,
     ) -> None:
         self._spec, self._host, self._heads = spec, host, heads
         self._max_context_tokens, self._tuning, self._named = max_context_tokens, tuning, named
+        self._formats = formats
         self._verdicts: dict[tuple[int, int], Verdict] = {}
 
     @property
@@ -110,9 +113,8 @@ class DecodeShare:
     def _ratios(self, heads: int, query_tokens: int, requests: int) -> list[float]:
         found: dict[int, float] = {}
         for context in _CONTEXTS:
-            times = self._tuning.times_us(
-                "mla", "decode", BF16, decode_shape(heads, query_tokens, PAGE_TOKENS, requests, context)
-            )
+            shape = decode_shape(heads, query_tokens, PAGE_TOKENS, requests, context)
+            times = self._tuning.times_us("mla", "decode", self._formats, shape)
             if self._spec.solution in times and self._host in times:
                 found[context] = times[self._spec.solution] / times[self._host]
         reachable = [ratio for context, ratio in found.items() if context < 2 * self._max_context_tokens]

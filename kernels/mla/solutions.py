@@ -75,6 +75,11 @@ def _workspace_sm90_fp8(*arguments: Any) -> Any:
     return fp8_workspace(*arguments)
 
 
+def _prepare_sm90_fp8() -> Path:
+    SOURCES.built()  # steps of both element types are planned by the bf16 library
+    return FP8_SOURCES.built()
+
+
 def _cute_sm100() -> Callable[..., Any]:
     from tokenspeed_plugin.kernels.mla.sm100.decode import mla_decode
 
@@ -183,6 +188,8 @@ SOLUTIONS = (
         plan=_plan_sm90,
         workspace=_workspace_sm90_fp8,
         source=FP8_SOURCES.source_hash,
+        prepare=_prepare_sm90_fp8,
+        serves_engine=True,
     ),
     KernelSpec(
         "mla",

@@ -79,3 +79,10 @@ def test_pages_are_filled_from_the_position_they_begin_with() -> None:
     assert torch.equal(cache[1], latents[8:24])
     assert latents[:, :512].float().std() == pytest.approx(1.0, abs=0.01)
     assert latents[:, 512:].float().std() == pytest.approx(2.0, abs=0.02)
+
+
+def test_an_e4m3_cache_is_filled_with_the_bytes_of_the_same_latents() -> None:
+    latents = held_latents(3, DIMS, torch.uint8, CPU)
+    assert latents.dtype == torch.uint8
+    same = held_latents(3, DIMS, torch.bfloat16, CPU).float()
+    assert torch.allclose(latents.view(torch.float8_e4m3fn).float(), same, rtol=0.08, atol=1e-2)

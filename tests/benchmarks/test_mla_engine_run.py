@@ -15,7 +15,7 @@ import pytest
 from benchmarks import mla_engines
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.served import run as run_module
-from benchmarks.served import tables, traces, turns
+from benchmarks.served import systems, tables, traces, turns
 
 ANSWER = {"tokens": [5, 6], "best": [[[5, -0.1], [9, -2.0]], [[6, -0.5], [9, -1.0]]]}
 GRAPH_MS = {"stock": {1: 0.6, 4: 1.0, 16: 4.0}, "ours": {1: 0.52, 4: 0.95, 16: 4.0}}
@@ -75,8 +75,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
                 scene["engines"][entry.system] = Engine(entry, scene["broken"].get(entry.system, ""))
         yield dict(scene["engines"])
 
-    def kernel_times(context_tokens: int, counts: list[int]) -> dict[str, Any]:
-        times = {n: {"ours": 28.0 * n, "flashattn3": 28.0 * n + 40.0 / (4 + n) + 1} for n in counts}
+    def kernel_times(context_tokens: int, counts: list[int], cache_dtype: str = "auto") -> dict[str, Any]:
+        host = "flashmla" if cache_dtype == "fp8" else "flashattn3"
+        times = {n: {"ours": 28.0 * n, host: 28.0 * n + 40.0 / (4 + n) + 1} for n in counts}
         return {str(n): found | {"bytes_per_s": 4.2e12} for n, found in times.items()}
 
     monkeypatch.setattr(run_module, "engines", engines)
@@ -123,6 +124,26 @@ def test_the_engines_differ_in_what_is_compared_alone(stage: dict[str, Any], tmp
     assert settings["stock-flashmla"].pop("attention_backend") == "FLASHMLA"
     assert settings["ours"] == settings["stock"] == settings["stock-flashmla"]
     assert len({engine.options.kv_cache_bytes for engine in stage["engines"].values()}) == 1
+
+
+def test_all_engines_can_have_an_e4m3_cache(stage: dict[str, Any], tmp_path: Path) -> None:
+    """Stock has FlashMLA then, so Triton is the measure of rounding, and FlashMLA alone is what ours is promised to save against."""
+    code, figures = benchmark(tmp_path, "--kv-cache-dtype", "fp8")
+    assert (code, missed(figures)) == (0, [])
+    settings = {system: engine.options.llm_settings for system, engine in stage["engines"].items()}
+    assert {found["kv_cache_dtype"] for found in settings.values()} == {"fp8"}
+    assert {system: found.get("attention_backend") for system, found in settings.items()} == {
+        "stock": None,
+        "ours": None,
+        "stock-triton": "TRITON_MLA",
+    }
+    assert set(figures["tokens"]) == {"ours", "stock-triton"}
+    claims = [bar["claim"] for bar in figures["bars"]]
+    assert "tokens: mean error of log-probabilities against stock, ours over Triton's" in claims
+    plain = systems.entry("stock", mla_engines.parse_arguments([]), tmp_path, figures["layers"])
+    assert {engine.options.kv_cache_bytes for engine in stage["engines"].values()} == {
+        (plain.kv_cache_bytes - (1 << 28)) // 2 + (1 << 28)
+    }
 
 
 @pytest.mark.parametrize("command", ["start", "who_decodes", "decode_sessions"])

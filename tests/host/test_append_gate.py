@@ -29,7 +29,7 @@ OURS = "tokenspeed::mla_append"
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Hopper GPU whose MLA decode stays with vLLM."""
     monkeypatch.setattr(kernel_gate, "_platform", lambda: H200)
-    monkeypatch.setattr(kernel_gate, "_missing_base", lambda: ["no backend here"])
+    monkeypatch.setattr(kernel_gate, "_missing_base", lambda _: ["no backend here"])
     yield
     mla_backend.remove()
     mla_append.remove()

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,7 @@ def registry_with(**changes: Any) -> Registry:
 def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with an H200 on which everything is there."""
     monkeypatch.setattr(kernel_gate, "_platform", lambda: H200)
-    monkeypatch.setattr(kernel_gate, "_missing_base", list)
+    monkeypatch.setattr(kernel_gate, "_missing_base", lambda _: [])
     monkeypatch.setenv("TOKENSPEED_KERNEL_TUNING", str(tmp_path / "tuning.json"))
     use(monkeypatch, registry_with())
     yield
@@ -115,6 +116,55 @@ def test_the_choice_survives_the_way_to_the_workers() -> None:
     assert mla_backend.occupant() == mla_backend.PATH
 
 
+@pytest.mark.parametrize("cache_dtype", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("text", ["auto", "mla=cuda_sm90_fp8"])
+def test_an_e4m3_cache_has_a_backend_of_its_own(text: str, cache_dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_with(**{"cache_config.cache_dtype": cache_dtype})
+    with caplog.at_level(logging.INFO, logger="vllm"):
+        gate(text, config)
+    assert chosen(config) == "CUSTOM"
+    assert mla_backend.occupant() == os.environ[mla_backend.VARIABLE] == mla_backend.E4M3_PATH
+    scope = "where it is the faster" if text == "auto" else "as far as it can"
+    assert f"MLA decodes with cuda_sm90_fp8 {scope}, else with vLLM's FLASHMLA" in caplog.text
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    AttentionBackendEnum.CUSTOM.clear_override()
+    mla_backend.install_inherited()
+    assert mla_backend.occupant() == mla_backend.E4M3_PATH
+    gate("auto", config_with())
+    assert mla_backend.occupant() == os.environ[mla_backend.VARIABLE] == mla_backend.PATH
+
+
+@pytest.mark.parametrize(
+    ("text", "cache_dtype", "reason"),
+    [
+        ("mla=cuda_sm90", "fp8", "does not fit mla.decode (kv=float8_e4m3fn/tensor, q=float8_e4m3fn/tensor"),
+        ("mla=cuda_sm90_fp8", "auto", "does not fit mla.decode (kv=bfloat16, q=bfloat16"),
+    ],
+)
+def test_a_kernel_for_the_other_cache_stops_the_start(text: str, cache_dtype: str, reason: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        gate(text, config_with(**{"cache_config.cache_dtype": cache_dtype}))
+    assert f"--kernels {text} cannot be honoured" in str(error.value)
+    assert reason in str(error.value)
+    assert mla_backend.occupant() is None
+
+
+def test_without_flashmla_an_e4m3_cache_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.v1.attention.ops.flashmla as flashmla
+
+    monkeypatch.undo()
+    monkeypatch.setattr(kernel_gate, "_platform", lambda: H200)
+    monkeypatch.setattr(flashmla, "is_flashmla_dense_supported", lambda: (False, "no such library"))
+    assert kernel_gate._missing_base("fp8") == ["vLLM's FlashMLA does not run here: no such library"]
+    monkeypatch.delattr("vllm.v1.attention.backends.mla.flashmla.FlashMLAImpl.forward_mqa")
+    monkeypatch.delattr("vllm.v1.attention.backend.AttentionLayer._q_scale", raising=False)
+    monkeypatch.delitem(sys.modules["vllm.v1.attention.backend"].AttentionLayer.__annotations__, "_q_scale")
+    (found,) = kernel_gate._missing_base("fp8")
+    assert found.startswith("vLLM lacks ")
+    assert "vllm.v1.attention.backend:AttentionLayer._q_scale" in found
+
+
 def test_off_empties_the_slot_again() -> None:
     gate("auto", config_with())
     config = config_with()
@@ -136,7 +186,10 @@ def test_a_solution_can_be_named(text: str, backend: str) -> None:
     ("text", "message"),
     [
         ("mla=best", "mla='best', allowed solutions: cuda_sm90"),
-        ("mla=reference", "'reference' cannot serve vLLM's decode, allowed: cuda_sm90, flashattn3, flashmla"),
+        (
+            "mla=reference",
+            "'reference' cannot serve vLLM's decode, allowed: cuda_sm90, cuda_sm90_fp8, flashattn3, flashmla",
+        ),
     ],
 )
 def test_a_name_that_cannot_serve_is_refused_before_vllm_does_anything(text: str, message: str) -> None:
@@ -151,7 +204,8 @@ def test_a_name_that_cannot_serve_is_refused_before_vllm_does_anything(text: str
 WANTED: dict[str, Any] = {
     "model_config.use_mla": False,
     "model_config.dtype": torch.float16,
-    "cache_config.cache_dtype": "fp8",
+    "cache_config.cache_dtype": "fp8_e5m2",
+    "cache_config.kv_cache_dtype_skip_layers": ["0"],
     "attention_config.use_non_causal": True,
     "speculative_config.enable_adaptive_verification": True,
 }
@@ -178,7 +232,7 @@ def test_what_our_kernels_cannot_serve_stays_with_vllm_or_stops_a_named_one(
         gate("mla=cuda_sm90", config_with(**changes))
     assert reason in str(error.value)
     assert "--kernels mla=cuda_sm90 cannot be honoured" in str(error.value)
-    assert "Allowed: off, auto, or mla= one of cuda_sm90, flashattn3, flashmla" in str(error.value)
+    assert "Allowed: off, auto, or mla= one of cuda_sm90, cuda_sm90_fp8, flashattn3, flashmla" in str(error.value)
     assert mla_backend.occupant() is None
 
 
@@ -224,7 +278,7 @@ def test_batch_invariance_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> No
 def test_this_machine_without_a_gpu_is_told_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert kernel_gate._platform()[0] == "cpu"
-    assert kernel_gate._missing_base() == ["this machine has cpu, Hopper (cuda 9.0) is served"]
+    assert kernel_gate._missing_base("auto") == ["this machine has cpu, Hopper (cuda 9.0) is served"]
 
 
 def test_a_vllm_without_the_slot_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,21 @@ def test_serving_shows_which_batches_are_taken() -> None:
     assert "nothing was measured for 8 query tokens" in output
 
 
+def test_serving_shows_the_batches_of_an_e4m3_cache() -> None:
+    code, output = run("serving", "--heads", "16", "--context", "65536", "--fp8")
+    assert code == 0
+    rows = {
+        tuple(cells[1:3]): cells[3:5]
+        for line in output.splitlines()
+        if len(cells := [c.strip() for c in line.split("│")]) > 4
+    }
+    assert [rows["1", "1"][0], rows["2", "64"][0], rows["4", "1"][0]] == ["cuda_sm90_fp8", "cuda_sm90_fp8", "vLLM"]
+    assert "x the time of flashmla" in rows["1", "1"][1]
+    code, output = run("serving", "--kernels", "mla=cuda_sm90", "--fp8")
+    assert code == 2
+    assert "does not fit mla.decode (kv=float8_e4m3fn/tensor" in output
+
+
 def test_serving_by_name() -> None:
     code, output = run("serving", "--kernels", "mla=flashmla")
     assert (code, "vLLM's own backend FLASHMLA decodes every batch." in output) == (0, True)
@@ -180,4 +195,4 @@ def test_serving_by_name() -> None:
     assert "heads=200, allowed: 1 to 128" in output
     code, output = run("serving", "--kernels", "mla=reference")
     assert code == 2
-    assert "'reference' cannot serve vLLM's decode, allowed: cuda_sm90, flashattn3, flashmla" in output
+    assert "'reference' cannot serve vLLM's decode, allowed: cuda_sm90, cuda_sm90_fp8, flashattn3, flashmla" in output

@@ -5,14 +5,12 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 from vllm.v1.attention.backends.mla.flashattn_mla import (
     FlashAttnMLABackend,
-    FlashAttnMLADecodeMetadata,
     FlashAttnMLAImpl,
     FlashAttnMLAMetadataBuilder,
 )
 
 __all__ = [
     "FlashAttnMLABackend",
-    "FlashAttnMLADecodeMetadata",
     "FlashAttnMLAImpl",
     "FlashAttnMLAMetadataBuilder",
     "flash_attn_varlen_func",

@@ -15,7 +15,7 @@ class Capability:
         target: `module:object` or `module:object.attribute`.
         parameters: parameters that a call passes, for functions and methods.
         fields: fields of a dataclass or msgspec struct that are set or read.
-        attributes: methods, properties and enum members.
+        attributes: methods, properties, enum members, and what a protocol declares.
     """
 
     target: str

@@ -127,8 +127,13 @@ def require_append(asked_by: str) -> None:
 
 
 def missing_flash_attn_mla() -> tuple[str, ...]:
-    """What is missing of the backend that ours extends, which can be imported on GPUs only."""
+    """What is missing of the backend that ours extends over a bf16 cache, which can be imported on GPUs only."""
     return _missing_of_all(kernel_capabilities.FLASH_ATTN_MLA)
+
+
+def missing_flashmla() -> tuple[str, ...]:
+    """What is missing of the backend that ours extends over an e4m3 cache."""
+    return _missing_of_all(kernel_capabilities.FLASHMLA)
 
 
 def _require(report: HostReport, asked_by: str) -> None:
@@ -211,7 +216,7 @@ def _find(target: str) -> Any:
 
 
 def _has(found: Any, name: str) -> bool:
-    return hasattr(found, name)
+    return hasattr(found, name) or name in getattr(found, "__annotations__", {})
 
 
 def _fields(found: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from tokenspeed_plugin.host.capabilities import Capability
 
 _MLA = "vllm.model_executor.layers.attention.mla_attention:"
 _FLASH = "vllm.v1.attention.backends.mla.flashattn_mla:"
+_FLASHMLA = "vllm.v1.attention.backends.mla.flashmla:"
 
 KERNELS: tuple[Capability, ...] = (
     Capability("vllm.v1.attention.backends.registry:register_backend", parameters=("backend", "class_path")),
@@ -29,6 +30,7 @@ KERNELS: tuple[Capability, ...] = (
     Capability(_MLA + "MLACommonMetadataBuilder.build_for_cudagraph_capture", parameters=("common_attn_metadata",)),
     Capability(_MLA + "MLACommonImpl.forward_mqa", parameters=("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
     Capability(_MLA + "MLADims", fields=("kv_lora_rank", "qk_rope_head_dim")),
+    Capability(_MLA + "MLACommonDecodeMetadata", fields=("block_table", "seq_lens", "dcp_tot_seq_lens")),
     # Prefill on a cached prefix: taken from the override of `forward_mha`, planned in that of `build`.
     Capability(
         _MLA + "MLACommonBaseImpl.forward_mha",
@@ -62,7 +64,7 @@ KERNELS: tuple[Capability, ...] = (
     Capability("vllm.platforms:current_platform.get_device_name"),
 )
 
-# The base of our backend; its module can be imported on GPUs only.
+# The base of our backend over a bf16 cache; its module can be imported on GPUs only.
 FLASH_ATTN_MLA: tuple[Capability, ...] = (
     Capability(
         _FLASH + "FlashAttnMLABackend",
@@ -89,11 +91,25 @@ FLASH_ATTN_MLA: tuple[Capability, ...] = (
         ),
     ),
     Capability(_FLASH + "FlashAttnMLAImpl.forward_mqa", parameters=("q", "attn_metadata")),
-    Capability(
-        _FLASH + "FlashAttnMLADecodeMetadata",
-        fields=("block_table", "seq_lens", "dcp_tot_seq_lens", "query_start_loc", "max_query_len", "max_seq_len"),
-    ),
     Capability("vllm.v1.attention.backends.fa_utils:flash_attn_supports_mla"),
+)
+
+# The base of our backend over an e4m3 cache, and where a layer has its scales.
+FLASHMLA: tuple[Capability, ...] = (
+    Capability(
+        _FLASHMLA + "FlashMLABackend",
+        attributes=("supported_dtypes", "supported_kv_cache_dtypes", "get_supported_kernel_block_sizes"),
+    ),
+    Capability(
+        _FLASHMLA + "FlashMLAMetadataBuilder",
+        attributes=("query_len_support", "_cudagraph_support", "reorder_batch_threshold", "_build_decode"),
+    ),
+    Capability(
+        _FLASHMLA + "FlashMLAImpl.forward_mqa", parameters=("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")
+    ),
+    Capability("vllm.v1.attention.backend:AttentionLayer", attributes=("_q_scale", "_k_scale")),
+    Capability("vllm.v1.attention.backend:MLAAttentionImpl", attributes=("supports_quant_query_input",)),
+    Capability("vllm.v1.attention.ops.flashmla:is_flashmla_dense_supported"),
 )
 
 # What our MLA layer and its operation rely on.

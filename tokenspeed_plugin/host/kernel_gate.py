@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenspeed_plugin.host import append_gate, mla_append, mla_backend
-from tokenspeed_plugin.host.check import missing_flash_attn_mla, require_kernels
+from tokenspeed_plugin.host.check import missing_flash_attn_mla, missing_flashmla, require_kernels
 from tokenspeed_plugin.host.config_rows import is_many, is_set, value_at
 from tokenspeed_plugin.host.log import logger
 from tokenspeed_plugin.host.unserved import Unserved
@@ -21,6 +21,7 @@ KIND = "mla_attention"
 """vLLM's kind of KV cache group whose layers our backend serves; layers of other kinds keep theirs."""
 PAGE_TOKENS = 64
 _START = "tokenspeed_plugin.kernels.engine.start"
+_CACHE_DTYPES = ("auto", "bfloat16", *mla_backend.E4M3_CACHES)
 
 
 def _is_no_bf16(dtype: Any) -> bool:
@@ -36,7 +37,8 @@ UNSERVED: tuple[Unserved, ...] = (
     Unserved("model_config.dtype", _is_no_bf16, "bfloat16 is served"),
     # vLLM gives up what was allocated beside the KV cache; the counts of arrivals must not come back as anything else.
     Unserved("model_config.enable_sleep_mode", bool, "an engine that sleeps is not served"),
-    Unserved("cache_config.cache_dtype", lambda v: v not in ("auto", "bfloat16"), "a bfloat16 KV cache is served"),
+    Unserved("cache_config.cache_dtype", lambda v: v not in _CACHE_DTYPES, "a KV cache of bfloat16 or in e4m3 is served"),
+    Unserved("cache_config.kv_cache_dtype_skip_layers", bool, "layers with caches of several types are not served"),
     Unserved("parallel_config.decode_context_parallel_size", is_many, "context parallelism is not served"),
     Unserved("parallel_config.prefill_context_parallel_size", is_many, "context parallelism is not served"),
     Unserved("attention_config.use_non_causal", bool, "causal attention is served"),
@@ -76,7 +78,7 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
         mla_backend.remove()
         return config
     if settled.backend == mla_backend.SLOT:
-        mla_backend.install()
+        mla_backend.install(mla_backend.path_for(config.cache_config.cache_dtype))
     _use(config, settled.backend)
     return config
 
@@ -94,7 +96,8 @@ def _settle(start: Any, text: str, asked_by: str, config: Any) -> Any:
             raise SettingsError(msg)
         why_not.append(f"{own} chose it")
     heads = config.model_config.get_num_attention_heads(config.parallel_config) if not why_not else 0
-    return start.settle(text, asked_by, _platform(), heads, config.model_config.max_model_len, why_not)
+    max_context, cache_dtype = config.model_config.max_model_len, config.cache_config.cache_dtype
+    return start.settle(text, asked_by, _platform(), heads, max_context, why_not, cache_dtype)
 
 
 def reasons(config: Any) -> list[str]:
@@ -107,21 +110,32 @@ def reasons(config: Any) -> list[str]:
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in {"", "0"}:
         found.append("VLLM_BATCH_INVARIANT: results depend on the batch")
     occupant = mla_backend.occupant()
-    if occupant not in (None, mla_backend.PATH):
+    if occupant not in (None, *mla_backend.OURS):
         found.append(f"the slot {mla_backend.SLOT} for attention backends holds {occupant}")
-    return found or _missing_base()
+    return found or _missing_base(config.cache_config.cache_dtype)
 
 
-def _missing_base() -> list[str]:
-    """Why vLLM's FlashAttention MLA, which our backend extends, cannot be had."""
+def _missing_base(cache_dtype: str) -> list[str]:
+    """Why vLLM's own backend for the cache, which ours extends, cannot be had."""
     kind, arch, _ = _platform()
     if kind != "cuda" or arch[0] != 9:
         there = f"{kind} {arch[0]}.{arch[1]}" if kind == "cuda" else kind
         return [f"this machine has {there}, Hopper (cuda 9.0) is served"]
+    return _missing_flashmla() if cache_dtype in mla_backend.E4M3_CACHES else _missing_flash_attn_mla()
+
+
+def _missing_flash_attn_mla() -> list[str]:
     if missing := missing_flash_attn_mla():
         return [f"vLLM lacks {', '.join(missing)}"]
     supports = importlib.import_module("vllm.v1.attention.backends.fa_utils").flash_attn_supports_mla
     return [] if supports() else ["vLLM's FlashAttention 3 does not run here"]
+
+
+def _missing_flashmla() -> list[str]:
+    if missing := missing_flashmla():
+        return [f"vLLM lacks {', '.join(missing)}"]
+    supported, reason = importlib.import_module("vllm.v1.attention.ops.flashmla").is_flashmla_dense_supported()
+    return [] if supported else [f"vLLM's FlashMLA does not run here: {reason}"]
 
 
 def _platform() -> tuple[str, tuple[int, int], str]:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend for vLLM's `CUSTOM` slot over an e4m3 cache: MLA decode by a kernel of the registry, all else by vLLM's
+FlashMLA, which vLLM itself takes for such a cache on Hopper.
+
+vLLM hands either of them e4m3 queries, divided by the layer's scale of queries, and the cache as e4m3 values, which times the
+layer's scale of keys are latents. FlashMLA takes decodes of equally many query tokens only, so vLLM sorts others among the
+prefills; our kernel gets the same batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from tokenspeed_plugin.host.flashmla_names import FlashMLABackend, FlashMLAImpl, FlashMLAMetadataBuilder
+from tokenspeed_plugin.kernels.engine.caches import E4M3_CACHE, LatentCache
+from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
+from tokenspeed_plugin.kernels.engine.log_once import log_once
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import OURS as OUR_PREFILL
+from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
+
+
+class Fp8MlaBackend(FlashMLABackend):
+    """What vLLM asks before it builds layers."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["fp8", "fp8_e4m3"]
+
+    @staticmethod
+    def get_name() -> str:
+        """The slot; vLLM looks backends up by it."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:  # noqa: ARG004 - vLLM's signature
+        """Tokens of a kernel page: the only number that FlashMLA takes."""
+        return [PAGE_TOKENS]
+
+    @staticmethod
+    def get_builder_cls() -> type[Fp8MlaMetadataBuilder]:
+        """Builder of a step's metadata."""
+        return Fp8MlaMetadataBuilder
+
+    @staticmethod
+    def get_impl_cls() -> type[Fp8MlaImpl]:
+        """What runs in each layer."""
+        return Fp8MlaImpl
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """How a request is split depends on the batch around it."""
+        return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """The choice of a kernel reads the query lengths on the CPU."""
+        return False
+
+
+class Fp8MlaMetadataBuilder(PlannedDecodeBuilder, FlashMLAMetadataBuilder):
+    """Builds the metadata of a step, on the model's stream, before its layers."""
+
+    latent_cache: ClassVar[LatentCache] = E4M3_CACHE
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        log_once(
+            f"MLA prefill on a cached prefix stays with vLLM: {OUR_PREFILL} reads bfloat16 caches, this one is e4m3."
+        )
+
+
+class Fp8MlaImpl(FlashMLAImpl):
+    """Attention of one layer; what our kernel does not take is vLLM's."""
+
+    supports_dcp: bool = False
+    supports_pcp: bool = False
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention over cached latents: [tokens, heads, 512], and the logarithm of the softmax's sum where vLLM wants it."""
+        step = getattr(attn_metadata.decode, "step", None)
+        if step is None:
+            out: tuple[torch.Tensor, torch.Tensor | None]
+            out = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+            return out
+        queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        latents, lse = step.run_scaled(queries, kv_c_and_k_pe_cache, self.scale, layer._q_scale, layer._k_scale)
+        return latents, (lse if self.need_to_return_lse_for_decode else None)
