@@ -146,7 +146,8 @@ class KernelSpec:
         prepare: called once before an engine starts; builds what would otherwise be built on first use.
         serves_engine: whether it can stand behind vLLM's decode: `workspace(heads, query_tokens, requests, device)`,
             `plan(workspace, requests)` with `update(seq_lens, block_table, page_tokens)`, and a callable that is used as
-            `mla_decode` of `kernels/mla/sm90` is, or with e4m3 operands as `mla_decode_fp8`; of mode `append` see `kernels/mla/append_solutions.py`.
+            `mla_decode` of `kernels/mla/sm90` is, or with e4m3 operands as `mla_decode_fp8`; of mode `append` see
+            `kernels/mla/append_solutions.py`; of family `linear` it is called as `few_rows_linear` of `kernels/linear/operation.py` is.
     """
 
     family: str
@@ -245,12 +246,13 @@ def default_registry() -> Registry:
     if not _loaded:
         from tokenspeed_plugin.hooks import plugin_manager
         from tokenspeed_plugin.kernels.comm.solutions import SOLUTIONS as COMM
+        from tokenspeed_plugin.kernels.linear.solutions import SOLUTIONS as LINEAR
         from tokenspeed_plugin.kernels.mla.append_solutions import SOLUTIONS as APPEND
         from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import SOLUTIONS as CACHED_PREFILL
         from tokenspeed_plugin.kernels.mla.solutions import SOLUTIONS as MLA
 
         _loaded = True
-        for spec in (*MLA, *CACHED_PREFILL, *APPEND, *COMM):
+        for spec in (*MLA, *CACHED_PREFILL, *APPEND, *COMM, *LINEAR):
             _registry.register(spec)
         for offered in plugin_manager().hook.tokenspeed_kernels():
             for spec in offered:

@@ -30,7 +30,7 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable(
         "kernels",
         lambda value: "moe=" not in value,
-        "off, auto, mla=NAME, append=NAME",
+        "off, auto, mla=NAME, append=NAME, linear=NAME",
         "leave `moe=` out, vLLM has `--moe-backend`",
     ),
 )

@@ -27,7 +27,7 @@ _PLACED = (
     r"|overlap=(?:off|on|reference))"
 )
 _PLACEMENT = rf"(?:off|auto(?:,{_PLACED})*|{_PLACED}(?:,{_PLACED})*)"
-_CHOSEN_KERNEL = r"(?:mla|append|moe)=[A-Za-z0-9_.-]+"
+_CHOSEN_KERNEL = r"(?:mla|append|linear|moe)=[A-Za-z0-9_.-]+"
 _KERNELS = rf"(?:off|auto|{_CHOSEN_KERNEL}(?:,{_CHOSEN_KERNEL})*)"
 
 
@@ -105,8 +105,8 @@ class Settings(BaseModel):
     )
     kernels: Annotated[str, _text(_KERNELS)] = Field(
         "off",
-        description="Selection of MLA and MoE kernels.",
-        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as mla=NAME,append=NAME"},
+        description="Selection of kernels: MLA, linear layers of few tokens.",
+        json_schema_extra={"allowed": "{off,auto,SPEC}, SPEC such as mla=NAME,append=NAME,linear=NAME"},
     )
 
 

@@ -20,6 +20,7 @@ from tokenspeed_plugin.kernels.comm.operation import (
     norms_of_parts,
     reduce_add_norm,
 )
+from tokenspeed_plugin.kernels.linear.operation import product
 
 if TYPE_CHECKING:
     from tokenspeed_plugin.kernels.comm.overlap import Overlap
@@ -39,7 +40,7 @@ class Linear(NamedTuple):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The product, of which the sum over ranks is the layer's."""
-        return torch.nn.functional.linear(rows, self.weight, self.bias)
+        return product(rows, self.weight, self.bias)
 
     def write(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """The same into memory that is there."""
@@ -99,12 +100,12 @@ def _in_parts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All products first, each with its sum begun behind it; then the norms, part by part, as the terms come in."""
     residual = None if residual is None else residual.contiguous()
-    product = rows.new_empty(len(rows), linear.weight.shape[0])
-    parts, transfer = overlap.parts(len(rows)), overlap.exchange.begin(product)
+    whole = rows.new_empty(len(rows), linear.weight.shape[0])
+    parts, transfer = overlap.parts(len(rows)), overlap.exchange.begin(whole)
     for index, (first, end) in enumerate(parts):
-        linear.write(rows[first:end], product[first:end])
+        linear.write(rows[first:end], whole[first:end])
         transfer.start(index, first, end)
-    return norms_of_parts(members, transfer, parts, residual, norm, product)
+    return norms_of_parts(members, transfer, parts, residual, norm, whole)
 
 
 def _shapes(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:

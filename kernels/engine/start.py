@@ -13,6 +13,7 @@ from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.caches import BF16_CACHE, LatentCache, latent_cache
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeSteps
 from tokenspeed_plugin.kernels.engine.log_once import log_once
+from tokenspeed_plugin.kernels.linear.solutions import FAMILY as LINEAR
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS, QUERY_TOKENS, DecodeShare
 from tokenspeed_plugin.kernels.mla.solutions import decode_shape
@@ -63,9 +64,10 @@ def named_solution(text: str, asked_by: str) -> KernelSpec | None:
         ValueError: it names another family, or a solution that cannot stand behind vLLM's decode.
     """
     chosen = parse_overrides(text, default_registry(), asked_by).by_family
-    if others := sorted(set(chosen) - {FAMILY, *OWN_KEYS}):
-        keys = ", ".join(f"{key}=NAME" for key in (FAMILY, *OWN_KEYS))
-        raise ValueError(f"{asked_by} {text}: {', '.join(others)} cannot be chosen, allowed: auto, {keys}")
+    keys = (FAMILY, *OWN_KEYS, LINEAR)
+    if others := sorted(set(chosen) - set(keys)):
+        allowed_keys = ", ".join(f"{key}=NAME" for key in keys)
+        raise ValueError(f"{asked_by} {text}: {', '.join(others)} cannot be chosen, allowed: auto, {allowed_keys}")
     name = chosen.get(FAMILY)
     for spec in default_registry().candidates(FAMILY, MODE):
         if spec.solution == name and (spec.serves_engine or spec.host_backend is not None):

@@ -90,7 +90,7 @@ def test_a_yaml_config_file(parser, tmp_path: Path) -> None:
         ),
         (
             ["--kernels", "moe=x"],
-            "argument --kernels: 'moe=x' is not available in this version; available: off, auto, mla=NAME, append=NAME. Way on: ",
+            "argument --kernels: 'moe=x' is not available in this version; available: off, auto, mla=NAME, append=NAME, linear=NAME. Way on: ",
         ),
     ],
 )

@@ -84,3 +84,16 @@ def test_block_hasher_can_be_taken_back() -> None:
     patches.remove_block_hasher()
     assert core.get_request_block_hasher is original
     assert not patches.BLOCK_HASHER.is_installed
+
+
+def test_products_of_layers_can_be_taken_and_given_back() -> None:
+    import vllm.model_executor.layers.linear as linear
+
+    original = linear.dispatch_unquantized_gemm
+    for _ in range(2):
+        patches.install_unquantized_product(lambda product: ("ours, then", product))
+    assert patches.UNQUANTIZED_PRODUCT.is_installed
+    assert linear.dispatch_unquantized_gemm() == ("ours, then", original())
+    patches.remove_unquantized_product()
+    patches.remove_unquantized_product()
+    assert linear.dispatch_unquantized_gemm is original

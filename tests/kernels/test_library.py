@@ -11,6 +11,8 @@ import pytest
 
 from tokenspeed_plugin.kernels.comm import library as comm
 from tokenspeed_plugin.kernels.comm.abi import CommLibrary, Params
+from tokenspeed_plugin.kernels.linear import abi as linear_abi
+from tokenspeed_plugin.kernels.linear import library as linear
 from tokenspeed_plugin.kernels.mla.sm90 import library as mla
 from tokenspeed_plugin.kernels.mla.sm90.abi import DecodeParams, MlaLibrary
 from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError, find_nvcc
@@ -22,6 +24,7 @@ from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError,
         (mla.SOURCES, "decode_kernel", MlaLibrary),
         (mla.FP8_SOURCES, "decode_kernel", MlaLibrary),
         (comm.SOURCES, "add_norm_kernel", CommLibrary),
+        (linear.SOURCES, "few_rows_kernel", linear_abi.LinearLibrary),
     ],
 )
 def test_it_compiles_clean_or_names_what_is_missing(
@@ -46,6 +49,7 @@ def test_it_compiles_clean_or_names_what_is_missing(
     [
         (MlaLibrary, "tokenspeed_mla_", DecodeParams, "DecodeParams"),
         (CommLibrary, "tokenspeed_comm_", Params, "Params"),
+        (linear_abi.LinearLibrary, "tokenspeed_linear_", linear_abi.Params, "Params"),
     ],
 )
 def test_the_parameter_block_is_checked_before_use(

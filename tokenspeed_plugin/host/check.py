@@ -114,6 +114,11 @@ def check_append() -> HostReport:
     return _check_beyond_start(kernel_capabilities.APPEND)
 
 
+def check_linear() -> HostReport:
+    """What our product of a few rows relies on; imports vLLM's linear layers."""
+    return _check_beyond_start(kernel_capabilities.LINEAR)
+
+
 def require_append(asked_by: str) -> None:
     """Stop when the host cannot carry our MLA layer.
 

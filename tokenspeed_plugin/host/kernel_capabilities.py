@@ -116,6 +116,12 @@ FLASHMLA: tuple[Capability, ...] = (
 _WRAPPER = "vllm.model_executor.layers.mla:"
 _ROPE = "vllm.model_executor.layers.rotary_embedding"
 
+LINEAR: tuple[Capability, ...] = (
+    Capability("vllm.model_executor.layers.linear:dispatch_unquantized_gemm", parameters=("linear_backend",)),
+    Capability("vllm.model_executor.layers.linear:UnquantizedLinearMethod", attributes=("apply",)),
+    Capability("vllm.config.kernel:KernelConfig", fields=("linear_backend",)),
+)
+
 APPEND: tuple[Capability, ...] = (
     Capability("vllm.model_executor.custom_op:PluggableLayer.register_oot", parameters=("name",)),
     Capability("vllm.model_executor.custom_op:op_registry_oot"),

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tokenspeed_plugin.host import append_gate, mla_append, mla_backend
+from tokenspeed_plugin.host import append_gate, few_rows, linear_gate, mla_append, mla_backend
 from tokenspeed_plugin.host.check import missing_flash_attn_mla, missing_flashmla, require_kernels
 from tokenspeed_plugin.host.config_rows import is_many, is_set, value_at
 from tokenspeed_plugin.host.log import logger
@@ -70,6 +70,7 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
         config = original()
         settled = _settle(start, text, asked_by, config)
         append_gate.settle(config, text, asked_by, _platform())
+        linear_gate.settle(config, text, asked_by, _platform())
     except ValueError as error:
         _remove()
         raise error if isinstance(error, SettingsError) else SettingsError(str(error)) from error
@@ -86,6 +87,7 @@ def create_engine_config(original: Callable[[], Any], resolved: ResolvedSettings
 def _remove() -> None:
     mla_backend.remove()
     mla_append.remove()
+    few_rows.remove()
 
 
 def _settle(start: Any, text: str, asked_by: str, config: Any) -> Any:

@@ -109,6 +109,14 @@ KV_MAP = Patch(
     when="in development mode, when a scheduler with the flat KV manager is built",
     goes="when an endpoint plugin can ask the scheduler",
 )
+UNQUANTIZED_PRODUCT = Patch(
+    name="unquantized_product",
+    target="vllm.model_executor.layers.linear:dispatch_unquantized_gemm",
+    why="vLLM chooses the product of an unquantized layer from a list of its own, to which nothing can be added",
+    how="asks vLLM's function, and gives the layer a product that goes to ours where the weight is worth it",
+    when="in processes of an engine whose `--kernels` chose a kernel of family `linear`",
+    goes="when a product can be registered",
+)
 PATCHES: tuple[Patch, ...] = (
     PARSER,
     ENGINE_CONFIG,
@@ -118,6 +126,7 @@ PATCHES: tuple[Patch, ...] = (
     ROW_LINEAR,
     STAT_LOGGERS,
     KV_MAP,
+    UNQUANTIZED_PRODUCT,
 )
 
 
@@ -213,6 +222,27 @@ def install_stat_loggers(loggers_for: Callable[[Any], list[type]]) -> None:
     _wrap(STAT_LOGGERS, around)
 
 
+def install_unquantized_product(taking: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Install row `unquantized_product`.
+
+    Args:
+        taking: takes the product that vLLM chose, called as `product(layer, rows, weight, bias)`, and returns the one for the layer.
+    """
+
+    def around(original: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+        def dispatch_unquantized_gemm(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+            return taking(original(*args, **kwargs))
+
+        return dispatch_unquantized_gemm
+
+    _wrap(UNQUANTIZED_PRODUCT, around)
+
+
+def remove_unquantized_product() -> None:
+    """Put vLLM's function back; layers that are built keep their products."""
+    _unwrap(UNQUANTIZED_PRODUCT)
+
+
 def install_kv_map() -> None:
     """Install row `kv_map`."""
     owner, attribute = _owner(KV_MAP.target)
@@ -226,10 +256,7 @@ def install_kv_map() -> None:
 
 def remove_block_hasher() -> None:
     """Put vLLM's function back, for a scheduler whose construction fails after it installed its hasher."""
-    owner, attribute = _owner(BLOCK_HASHER.target)
-    current = getattr(owner, attribute)
-    if getattr(current, _MARK, None) == BLOCK_HASHER.name:
-        setattr(owner, attribute, current.__wrapped__)
+    _unwrap(BLOCK_HASHER)
 
 
 @contextmanager
@@ -298,6 +325,13 @@ def _wrap(
         return
     original = getattr(owner, attribute)
     setattr(owner, attribute, kind(_marked(functools.wraps(original)(around(original)), patch)))
+
+
+def _unwrap(patch: Patch) -> None:
+    """Put vLLM's function back where the row is installed."""
+    owner, attribute = _owner(patch.target)
+    if _name_on(owner, attribute) == patch.name:
+        setattr(owner, attribute, getattr(owner, attribute).__wrapped__)
 
 
 def _marked(function: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tokenspeed_plugin.host import engine_gate, mla_append, mla_backend, patches, placed_models
+from tokenspeed_plugin.host import engine_gate, few_rows, mla_append, mla_backend, patches, placed_models
 from tokenspeed_plugin.host.capabilities import Capability
 from tokenspeed_plugin.host.check import HostReport, check_start, missing_of
 from tokenspeed_plugin.host.log import is_main_process, logger
@@ -36,6 +36,7 @@ def install(add_flags: Callable[[Any, str | None], None], stat_loggers: Callable
     placed_models.install_inherited()
     mla_backend.install_inherited()
     mla_append.install_inherited()
+    few_rows.install_inherited()
     return report
 
 

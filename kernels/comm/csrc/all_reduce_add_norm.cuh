@@ -189,8 +189,9 @@ __device__ __forceinline__ void fetch_lines(const Params& params, int64_t row, i
 // lines that were written long ago, which the weights of the products since then have driven out of the L2. All that is
 // read, the slot of the last call first, and all that is written, here and in the peers' memory, comes behind the wait,
 // which returns when every earlier kernel has ended and what it wrote is visible. So a launch that starts early does
-// nothing before the previous launch has ended, as exchange.cuh wants it. Nothing lets the next kernel start early: it
-// would be a matrix product, whose libraries do not wait inside.
+// nothing before the previous launch has ended, as exchange.cuh wants it. The next kernel may start early, too, once all
+// blocks of this one run: the product of a few rows (kernels/linear) then reads its weights while ranks wait for each
+// other. A kernel that was not launched to do so starts when this one has ended.
 template <typename Element, int kRanks, int kLanes>
 __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const __grid_constant__ Params params) {
     if constexpr (kRanks > 1) {
@@ -202,6 +203,7 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
     const int64_t row = blockIdx.x;
     const int lanes = params.hidden / kLaneElements;
     if constexpr (kRanks > 1) fetch_lines(params, row, lanes);
+    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
     const bool has_residual = params.residual != nullptr;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of few tokens by our kernel, in every process of an engine whose `--kernels` chose it.
+
+vLLM asks one function for the product of each unquantized layer that it builds. The environment tells the workers to answer it.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from tokenspeed_plugin.host import patches
+
+VARIABLE = "TOKENSPEED_FEW_ROWS"
+_OPERATION = "tokenspeed_plugin.kernels.linear.operation"
+
+
+def install() -> None:
+    """Have layers that are built from now on, in this process and in those it starts, take the kernel where it gains."""
+    operation = importlib.import_module(_OPERATION)
+    operation.take_products(on=True)
+
+    def taking(original: Any) -> Any:
+        def product(layer: Any, rows: Any, weight: Any, bias: Any = None) -> Any:
+            if operation.takes_layer(weight):
+                return operation.few_rows_linear(rows, weight, bias)
+            return original(layer, rows, weight, bias)
+
+        return product
+
+    patches.install_unquantized_product(taking)
+    os.environ[VARIABLE] = "1"
+
+
+def install_inherited() -> None:
+    """Do in this process what the process that started the engine did."""
+    if os.environ.get(VARIABLE):
+        install()
+
+
+def remove() -> None:
+    """Give vLLM's own products to layers that are built from now on."""
+    if os.environ.pop(VARIABLE, None) is not None:
+        importlib.import_module(_OPERATION).take_products(on=False)
+        patches.remove_unquantized_product()
