@@ -93,7 +93,7 @@ def test_layers_take_the_kernel_where_their_weight_is_worth_it(
 
 def test_processes_of_the_engine_do_the_same() -> None:
     gate("auto", config_with())
-    patches.remove_unquantized_product()
+    patches.unwrap(patches.UNQUANTIZED_PRODUCT)
     registration.few_rows.install_inherited()
     assert patches.UNQUANTIZED_PRODUCT.is_installed
     gate("off", config_with())

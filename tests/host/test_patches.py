@@ -86,14 +86,14 @@ def test_block_hasher_can_be_taken_back() -> None:
     assert not patches.BLOCK_HASHER.is_installed
 
 
-def test_products_of_layers_can_be_taken_and_given_back() -> None:
+def test_a_row_can_be_taken_back_and_is_wrapped_once() -> None:
     import vllm.model_executor.layers.linear as linear
 
     original = linear.dispatch_unquantized_gemm
     for _ in range(2):
-        patches.install_unquantized_product(lambda product: ("ours, then", product))
+        patches.wrap(patches.UNQUANTIZED_PRODUCT, lambda choose: lambda: ("ours, then", choose()))
     assert patches.UNQUANTIZED_PRODUCT.is_installed
     assert linear.dispatch_unquantized_gemm() == ("ours, then", original())
-    patches.remove_unquantized_product()
-    patches.remove_unquantized_product()
+    patches.unwrap(patches.UNQUANTIZED_PRODUCT)
+    patches.unwrap(patches.UNQUANTIZED_PRODUCT)
     assert linear.dispatch_unquantized_gemm is original

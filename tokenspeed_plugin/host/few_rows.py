@@ -6,6 +6,7 @@ vLLM asks one function for the product of each unquantized layer that it builds.
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 from tokenspeed_plugin.host import patches
@@ -13,21 +14,29 @@ from tokenspeed_plugin.host import patches
 VARIABLE = "TOKENSPEED_FEW_ROWS"
 _OPERATION = "tokenspeed_plugin.kernels.linear.operation"
 
+Product = Callable[..., Any]
+"""`product(layer, rows, weight, bias)`, as vLLM calls it."""
+
 
 def install() -> None:
     """Have layers that are built from now on, in this process and in those it starts, take the kernel where it gains."""
     operation = importlib.import_module(_OPERATION)
     operation.take_products(on=True)
 
-    def taking(original: Any) -> Any:
-        def product(layer: Any, rows: Any, weight: Any, bias: Any = None) -> Any:
-            if operation.takes_layer(weight):
-                return operation.few_rows_linear(rows, weight, bias)
-            return original(layer, rows, weight, bias)
+    def around(choose: Callable[..., Product]) -> Callable[..., Product]:
+        def dispatch_unquantized_gemm(*args: Any, **kwargs: Any) -> Product:
+            chosen = choose(*args, **kwargs)
 
-        return product
+            def product(layer: Any, rows: Any, weight: Any, bias: Any = None) -> Any:
+                if operation.takes_layer(weight):
+                    return operation.few_rows_linear(rows, weight, bias)
+                return chosen(layer, rows, weight, bias)
 
-    patches.install_unquantized_product(taking)
+            return product
+
+        return dispatch_unquantized_gemm
+
+    patches.wrap(patches.UNQUANTIZED_PRODUCT, around)
     os.environ[VARIABLE] = "1"
 
 
@@ -38,7 +47,7 @@ def install_inherited() -> None:
 
 
 def remove() -> None:
-    """Give vLLM's own products to layers that are built from now on."""
+    """Give vLLM's own products to layers that are built from now on; others keep theirs."""
     if os.environ.pop(VARIABLE, None) is not None:
         importlib.import_module(_OPERATION).take_products(on=False)
-        patches.remove_unquantized_product()
+        patches.unwrap(patches.UNQUANTIZED_PRODUCT)

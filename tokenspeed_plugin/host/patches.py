@@ -112,8 +112,8 @@ KV_MAP = Patch(
 UNQUANTIZED_PRODUCT = Patch(
     name="unquantized_product",
     target="vllm.model_executor.layers.linear:dispatch_unquantized_gemm",
-    why="vLLM chooses the product of an unquantized layer from a list of its own, to which nothing can be added",
-    how="asks vLLM's function, and gives the layer a product that goes to ours where the weight is worth it",
+    why="vLLM takes the product of an unquantized layer from a list of its own, to which nothing can be added",
+    how="asks vLLM's function, and gives the layer a product that goes to ours where that gains",
     when="in processes of an engine whose `--kernels` chose a kernel of family `linear`",
     goes="when a product can be registered",
 )
@@ -145,7 +145,7 @@ def install_parser(add_flags: Callable[[Any], None]) -> None:
 
         return add_cli_args
 
-    _wrap(PARSER, around, kind=staticmethod)
+    wrap(PARSER, around, kind=staticmethod)
 
 
 def install_engine_config(create: Callable[..., Any]) -> None:
@@ -161,7 +161,7 @@ def install_engine_config(create: Callable[..., Any]) -> None:
 
         return create_engine_config
 
-    _wrap(ENGINE_CONFIG, around)
+    wrap(ENGINE_CONFIG, around)
 
 
 def install_block_hasher(factory: BlockHasherFactory, vllm_config: Any, *, has_connector: bool) -> bool:
@@ -219,28 +219,7 @@ def install_stat_loggers(loggers_for: Callable[[Any], list[type]]) -> None:
 
         return build
 
-    _wrap(STAT_LOGGERS, around)
-
-
-def install_unquantized_product(taking: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Install row `unquantized_product`.
-
-    Args:
-        taking: takes the product that vLLM chose, called as `product(layer, rows, weight, bias)`, and returns the one for the layer.
-    """
-
-    def around(original: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-        def dispatch_unquantized_gemm(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-            return taking(original(*args, **kwargs))
-
-        return dispatch_unquantized_gemm
-
-    _wrap(UNQUANTIZED_PRODUCT, around)
-
-
-def remove_unquantized_product() -> None:
-    """Put vLLM's function back; layers that are built keep their products."""
-    _unwrap(UNQUANTIZED_PRODUCT)
+    wrap(STAT_LOGGERS, around)
 
 
 def install_kv_map() -> None:
@@ -256,7 +235,7 @@ def install_kv_map() -> None:
 
 def remove_block_hasher() -> None:
     """Put vLLM's function back, for a scheduler whose construction fails after it installed its hasher."""
-    _unwrap(BLOCK_HASHER)
+    unwrap(BLOCK_HASHER)
 
 
 @contextmanager
@@ -311,7 +290,7 @@ def kv_manager(factory: Callable[..., Any]) -> Iterator[None]:
         setattr(owner, attribute, original)
 
 
-def _wrap(
+def wrap(
     patch: Patch, around: Callable[[Callable[..., Any]], Callable[..., Any]], kind: Callable[[Any], Any] = lambda f: f
 ) -> None:
     """Put a function around vLLM's, once in a process.
@@ -327,7 +306,7 @@ def _wrap(
     setattr(owner, attribute, kind(_marked(functools.wraps(original)(around(original)), patch)))
 
 
-def _unwrap(patch: Patch) -> None:
+def unwrap(patch: Patch) -> None:
     """Put vLLM's function back where the row is installed."""
     owner, attribute = _owner(patch.target)
     if _name_on(owner, attribute) == patch.name:
@@ -346,8 +325,5 @@ def _name_on(owner: Any, attribute: str) -> str | None:
 
 def _owner(target: str) -> tuple[Any, str]:
     module, _, path = target.partition(":")
-    owner: Any = importlib.import_module(module)
     *parents, attribute = path.split(".")
-    for name in parents:
-        owner = getattr(owner, name)
-    return owner, attribute
+    return functools.reduce(getattr, parents, importlib.import_module(module)), attribute
