@@ -71,6 +71,18 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 
+def settled_us(replay_us: Callable[[], float], settle_us: float) -> float:
+    """The median of REPLAYS replays, after others of the same for `settle_us`.
+
+    What keeps all matrix units busy is faster or slower by what kept the GPU busy before: the same code was 13% faster behind one
+    implementation than behind another. So each is timed behind itself.
+    """
+    ran_us = 0.0
+    while ran_us < settle_us:
+        ran_us += replay_us()
+    return statistics.median(replay_us() for _ in range(REPLAYS))
+
+
 def medians(passes_us: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Microseconds by implementation, the median over the passes in which it ran."""
     names = dict.fromkeys(name for times_us in passes_us for name in times_us)

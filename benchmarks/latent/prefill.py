@@ -7,14 +7,14 @@ into the latent space and results out of it around `forward_mqa`, `unfolded` is 
 
 from __future__ import annotations
 
-import statistics
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks.latent.cells import OTHER_PREFILLS, PREFILL_HEADS, PrefillCell, prefill_cells
-from benchmarks.latent.passes import REPLAYS, in_turn, medians
+from benchmarks.latent.passes import in_turn, medians, settled_us
 from benchmarks.latent.peers import PeerUnavailableError
 from benchmarks.latent.prefill_inputs import PrefillInputs, VllmPrefill
 from benchmarks.report import MissingFigureError, print_table
@@ -24,6 +24,8 @@ from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OUR
 STOCK = (ABSORBED, UNFOLDED)
 GRAPH_US = 20_000.0
 """Device time of a graph, about: a cell's calls are repeated in it as often as this takes."""
+SETTLE_US = 150_000.0
+"""Device time for which an implementation's graph runs before it is timed."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ class PrefillBench:
 
 
 def time_prefill(cell: PrefillCell, vllm: VllmPrefill, number: int) -> tuple[dict[str, float], float]:
-    """Microseconds of a pass, replay by replay in turn, of vLLM's absorbed way the better split setting; and our largest difference."""
+    """Microseconds of a pass, of vLLM's absorbed way the better split setting; and our largest difference."""
     inputs = PrefillInputs(cell, vllm)
     calls = max(1, min(20, round(GRAPH_US / (2 * cell.floor_us))))
     graphs, results = {}, {}
@@ -77,14 +79,10 @@ def time_prefill(cell: PrefillCell, vllm: VllmPrefill, number: int) -> tuple[dic
     for name, launch in launches.items():
         graphs[name] = _captured(launch, calls)
         results[name] = inputs.output.float()
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(1 + REPLAYS):
-        for name in in_turn(list(graphs), number):
-            samples[name].append(replay_us(graphs[name]) / calls)
     times_us: dict[str, float] = {}
-    for name, times in samples.items():
+    for name in in_turn(list(graphs), number):
         solution = name.partition(" ")[0]
-        found = statistics.median(times[1:])
+        found = settled_us(functools.partial(replay_us, graphs[name]), SETTLE_US) / calls
         times_us[solution] = min(found, times_us.get(solution, found))
     ours = results.pop(OURS)
     return times_us, max(float((ours - theirs).norm() / theirs.norm()) for theirs in results.values())

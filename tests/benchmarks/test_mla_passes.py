@@ -10,7 +10,7 @@ import pytest
 from benchmarks.latent.cells import LARGE, Cell
 from benchmarks.latent.claims import Claims, picked_speedup, shape_of, speedup_by_other_passes
 from benchmarks.latent.decode import Measured
-from benchmarks.latent.passes import Part, in_turn, medians, run_passes
+from benchmarks.latent.passes import REPLAYS, Part, in_turn, medians, run_passes, settled_us
 from benchmarks.report import MissingFigureError
 from tokenspeed_plugin.kernels.autotune import TuningTable
 from tokenspeed_plugin.kernels.mla.solutions import BF16
@@ -70,6 +70,14 @@ def test_the_first_pass_ends_where_the_limit_passes() -> None:
 
 def test_every_second_pass_goes_backwards() -> None:
     assert [in_turn("abc", number) for number in range(3)] == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
+
+
+def test_what_is_timed_has_run_alone_before() -> None:
+    times = iter([40.0, 45.0, 50.0, 60.0, 62.0, 61.0, 90.0, 1.0])
+    assert settled_us(lambda: next(times), 100.0) == 61.5
+    assert list(times) == [1.0]
+    assert REPLAYS == 4
+    assert settled_us(lambda: 7.0, 0.0) == 7.0
 
 
 def test_times_are_medians_of_the_passes_in_which_it_ran() -> None:
