@@ -44,8 +44,8 @@ def fits_kernel(graph: ModelGraph, plan: ModelPlan, move: Move, gpus_per_node: i
     mesh = plan.mesh
     num_ranks, outermost = mesh.size(move.atoms), min(move.atoms)
     hidden = graph.sizes["hidden"]
-    max_rows = limits.fitting_rows(hidden, num_ranks)
     rows = plan.num_tokens // mesh.size(mesh.atoms("dp"))
+    max_rows = limits.fitting_rows(hidden, num_ranks, rows)
     inside = mesh.stride(outermost) * mesh.atom_sizes[outermost] <= gpus_per_node
     taken = limits.refusal(hidden, "bfloat16", max_rows, num_ranks) is None
     return inside and taken and graph.activation_bytes == 2 and rows <= max_rows

@@ -47,7 +47,9 @@ class FlashInferFused:
         RuntimeError: FlashInfer is not there or cannot set up its memory; the message says why.
     """
 
-    def __init__(self, group: distributed.ProcessGroup, shape: RowShape) -> None:
+    def __init__(self, group: distributed.ProcessGroup, shape: RowShape, *, one_shot: bool = True) -> None:
+        """`one_shot`: each rank sends whole terms; else the ranks sum a part each and send that back."""
+        self._one_shot = one_shot
         try:
             from flashinfer import comm
             from flashinfer.comm.mnnvl import TorchDistBackend
@@ -79,7 +81,7 @@ class FlashInferFused:
             rms_gamma=weight,
             rms_eps=EPSILON,
             layout_code=self._comm.QuantizationSFLayout.SWIZZLED_128x4,
-            use_oneshot=True,
+            use_oneshot=self._one_shot,
             fp32_acc=True,
         )
 

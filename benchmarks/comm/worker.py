@@ -16,6 +16,7 @@ from torch import distributed
 
 from benchmarks.comm import checks, timing
 from benchmarks.comm.bars import FLASHINFER, OURS, VLLM
+from benchmarks.comm.large import large_sums
 from benchmarks.comm.peers import FlashInferFused, Stock
 from tokenspeed_plugin.kernels.comm import operation
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, connect
@@ -28,7 +29,7 @@ Peer = TypeVar("Peer")
 
 @dataclass(frozen=True)
 class Options:
-    """What to run; `device` is `cuda` or `cpu`."""
+    """What to run; `device` is `cuda` or `cpu`. `large_rows`: time sums of so many rows instead, 0: do not."""
 
     ranks: int
     hidden: tuple[int, ...]
@@ -36,6 +37,7 @@ class Options:
     calls: int
     timeout_s: float
     device: str
+    large_rows: int = 0
 
 
 def run(rank: int, options: Options, folder: str) -> None:
@@ -53,7 +55,11 @@ def run(rank: int, options: Options, folder: str) -> None:
         device_id=device if on_gpu else None,
     )
     control = distributed.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-    found = on_gpus(rank, options, device, control) if on_gpu else on_cpus(rank, options, device)
+    if on_gpu and options.large_rows:
+        found = {"device": torch.cuda.get_device_name(device), "way": "see the checks", "times": []}
+        found |= large_sums(rank, options.hidden, options.large_rows, device, control, options.timeout_s)
+    else:
+        found = on_gpus(rank, options, device, control) if on_gpu else on_cpus(rank, options, device)
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
 

@@ -28,7 +28,7 @@ class Params(ctypes.Structure):
         ("branch_stride", ctypes.c_int64),
         ("residual_stride", ctypes.c_int64),
         ("ahead_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in (*_COUNTS, *_AHEAD)),
+        *((name, ctypes.c_int32) for name in (*_COUNTS, *_AHEAD, "most_blocks")),
         ("epsilon", ctypes.c_float),
         ("weight_offset", ctypes.c_float),
     ]
@@ -71,6 +71,7 @@ class CommLibrary:
         library.tokenspeed_comm_probe.argtypes = [device, block, ctypes.c_uint64]
         library.tokenspeed_comm_read_probe.argtypes = [device, block, ctypes.POINTER(ctypes.c_uint64)]
         library.tokenspeed_comm_prepare.argtypes = [device, block]
+        library.tokenspeed_comm_blocks_at_once.argtypes = [device, block, ctypes.POINTER(ctypes.c_int32)]
         library.tokenspeed_comm_all_reduce_add_norm.argtypes = [device, block, ctypes.c_void_p]
         library.tokenspeed_comm_event.argtypes = [device, out]
         library.tokenspeed_comm_send.argtypes = [
@@ -128,6 +129,12 @@ class CommLibrary:
     def prepare(self, device: int, params: Params) -> None:
         """Load the kernels that launches with such parameters use."""
         self._check(self._library.tokenspeed_comm_prepare(device, ctypes.byref(params)))
+
+    def blocks_at_once(self, device: int, params: Params) -> int:
+        """Blocks of a launch with many rows that run at once, with room left for a small kernel of another stream."""
+        blocks = ctypes.c_int32()
+        self._check(self._library.tokenspeed_comm_blocks_at_once(device, ctypes.byref(params), ctypes.byref(blocks)))
+        return blocks.value
 
     def all_reduce_add_norm(self, device: int, params: Params, stream: int) -> None:
         """Launch the kernel on a CUDA stream."""

@@ -28,6 +28,7 @@ ELEMENT_TYPES: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 WEIGHT_TYPES: Final = {**ELEMENT_TYPES, torch.float32: FLOAT32}
 TIMEOUT_S: Final = 600.0
 """As long as a process group of NCCL waits. A rank may be late because it still compiles."""
+_WORD_BYTES: Final = 4
 _ALIGNMENT: Final = 2 << 20
 """Of allocations that other processes map."""
 
@@ -47,9 +48,9 @@ class RowShape:
     max_rows: int
 
     @classmethod
-    def fitting(cls, hidden: int, dtype: torch.dtype, num_ranks: int) -> RowShape:
-        """With as many rows as one call should send."""
-        return cls(hidden, dtype, limits.fitting_rows(hidden, num_ranks))
+    def fitting(cls, hidden: int, dtype: torch.dtype, num_ranks: int, step_rows: int = 0) -> RowShape:
+        """With as many rows as one call should send, where steps have up to `step_rows`."""
+        return cls(hidden, dtype, limits.fitting_rows(hidden, num_ranks, step_rows))
 
     def refusal(self, num_ranks: int) -> str | None:
         """Why the kernel does not take it, or None."""
@@ -77,9 +78,14 @@ def connect(
             raise NotConnectedError(failed)
     if library is None:
         raise NotConnectedError("no library")
-    num_bytes = library.staging_bytes(group.size(), shape.max_rows, shape.hidden) + 4 * shape.max_rows
-    memory = share(group, library, device.index, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+    memory = share(group, library, device.index, memory_bytes(library, shape, group.size()))
     return AllReduceAddNorm(library, memory, group.rank(), device, shape, timeout_s)
+
+
+def memory_bytes(library: CommLibrary, shape: RowShape, num_ranks: int) -> int:
+    """Bytes of peer memory that each rank needs: for the rows of the others, and the number of each row's slot."""
+    num_bytes = library.staging_bytes(num_ranks, shape.max_rows, shape.hidden) + _WORD_BYTES * shape.max_rows
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _unfit(device: torch.device, shape: RowShape) -> str | None:
@@ -88,8 +94,9 @@ def _unfit(device: torch.device, shape: RowShape) -> str | None:
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0):
         return f"compute capability {properties.major}.{properties.minor}, allowed: 9.0"
-    if properties.multi_processor_count < shape.max_rows:
-        return f"max_rows={shape.max_rows}, allowed: {properties.multi_processor_count}, one for each multiprocessor"
+    at_once = min(shape.max_rows, limits.MAX_ROWS)
+    if properties.multi_processor_count < at_once:
+        return f"{at_once} rows at once, allowed: {properties.multi_processor_count}, one for each multiprocessor"
     return None
 
 
@@ -112,11 +119,12 @@ class AllReduceAddNorm:
         *,
         dependent_launch: bool = True,
         ahead_at_once: bool = False,
+        most_blocks: int = 0,
     ) -> None:
         """Load the kernels.
 
         `dependent_launch`: start before the previous kernel has drained, and wait for it inside; `ahead_at_once`: but fetch
-        weights ahead without that wait.
+        weights ahead without that wait; `most_blocks`: of a launch with many rows, 0: as many as run at once.
         """
         self.shape, self.memory, self.device = shape, memory, device
         self._flags = (DEPENDENT_LAUNCH if dependent_launch else 0) | (AHEAD_AT_ONCE if ahead_at_once else 0)
@@ -125,7 +133,10 @@ class AllReduceAddNorm:
         self._num_ranks = len(memory.addresses)
         # A launch copies its parameters, so two blocks of them serve all launches: filling new ones took most of a call's time.
         self._blocks = {num_ranks: self._params(num_ranks) for num_ranks in (1, self._num_ranks)}
-        library.prepare(device.index, self._blocks[self._num_ranks])
+        whole = self._blocks[self._num_ranks]
+        library.prepare(device.index, whole)
+        large = shape.max_rows > limits.MAX_ROWS
+        self._most_blocks = most_blocks or (library.blocks_at_once(device.index, whole) if large else 0)
 
     def with_launch(self, *, dependent_launch: bool, ahead_at_once: bool = False) -> AllReduceAddNorm:
         """The same memory and the same count of calls, launched another way: to compare them."""
@@ -138,6 +149,7 @@ class AllReduceAddNorm:
             self._timeout_ns * 1e-9,
             dependent_launch=dependent_launch,
             ahead_at_once=ahead_at_once,
+            most_blocks=self._most_blocks,
         )
 
     @property
@@ -224,6 +236,7 @@ class AllReduceAddNorm:
         params.normed = self._address(normed, "normed", rows, packed=True)
         params.total = self._address(total, "total", rows, packed=True)
         params.rows, params.epsilon, params.weight_offset = rows, epsilon, weight_offset
+        params.most_blocks = self._most_blocks if num_ranks > 1 and rows > limits.MAX_ROWS else 0
         params.ahead, params.ahead_rows, params.ahead_stride, params.ahead_bytes = fetched_ahead(ahead)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         self._library.all_reduce_add_norm(self.device.index, params, stream)

@@ -10,12 +10,21 @@ DTYPES: Final = ("bfloat16", "float16")
 LANE_ELEMENTS: Final = 8
 MAX_HIDDEN: Final = 16384
 MAX_ROWS: Final = 128
-"""One block for each row, and all of them run at once: a block waits for its peers while it holds a multiprocessor."""
+"""One block for each row, and up to so many all run at once: a block waits for its peers while it holds a multiprocessor. More take turns."""
 MAX_SENT_BYTES: Final = 1 << 20
 """Payload that a rank sends in one call, at most: every rank gets all of it, so a ring is better for more.
 
 Set when twice the payload was sent: on two H200s 1.0 MiB took 9.7 us where vLLM's all-reduce and a norm took 12.1, and 1.75 MiB took 17.3
 where they took 16.0."""
+
+LARGE_SUM_RANKS: Final = 2
+LARGE_SUM_BYTES: Final = 64 << 20
+"""The same between two ranks, where a ring moves no fewer bytes; 0: what `MAX_SENT_BYTES` leaves goes by copies or the group's own all-reduce.
+
+Each rank has to read the other's terms or their sum, so n bytes of terms put at least n on the link in each direction. The whole term does it
+in one step; halves that are summed and sent back do it in two, and halves that are also normalised there send 1.5 n. What is spent for the one
+step is memory traffic: both ranks add and normalise all rows, which takes half as long as the link takes and runs meanwhile. Staging memory is
+three times the payload."""
 
 AHEAD_BYTES: Final = 0
 """Of the next layer's weights that a call brings into the L2, at most; off, because with 12 MiB decode steps of 16 rows took 8% longer on two
@@ -39,9 +48,17 @@ def num_parts(rows: int, part_rows: int = PART_ROWS) -> int:
     return max(1, min(rows // part_rows, MAX_PARTS))
 
 
-def fitting_rows(hidden: int, num_ranks: int) -> int:
-    """Rows that one call should have, at most."""
-    return max(1, min(MAX_ROWS, MAX_SENT_BYTES // (hidden * 2 * max(num_ranks - 1, 1))))
+def fitting_rows(hidden: int, num_ranks: int, step_rows: int = 0) -> int:
+    """Rows that one call should have, at most, where steps have up to `step_rows`."""
+    small = max(1, min(MAX_ROWS, MAX_SENT_BYTES // (hidden * 2 * max(num_ranks - 1, 1))))
+    large = min(step_rows, LARGE_SUM_BYTES // (hidden * 2)) if num_ranks == LARGE_SUM_RANKS else 0
+    return max(small, large)
+
+
+def most_rows(hidden: int, num_ranks: int) -> int:
+    """Rows that one call can have; from `fitting_rows` on only two ranks gain by it."""
+    large = LARGE_SUM_BYTES // (hidden * 2) if num_ranks == LARGE_SUM_RANKS else 0
+    return max(MAX_ROWS, large)
 
 
 def fetched_bytes(rows: int, row_bytes: int) -> int:
@@ -59,6 +76,6 @@ def refusal(hidden: int, dtype: str, max_rows: int, num_ranks: int) -> str | Non
         return f"dtype {dtype}, allowed: {', '.join(DTYPES)}"
     if hidden % LANE_ELEMENTS or not 0 < hidden <= MAX_HIDDEN:
         return f"hidden={hidden}, allowed: multiples of {LANE_ELEMENTS} up to {MAX_HIDDEN}"
-    if not 0 < max_rows <= MAX_ROWS:
-        return f"max_rows={max_rows}, allowed: 1 to {MAX_ROWS}"
+    if not 0 < max_rows <= (most := most_rows(hidden, num_ranks)):
+        return f"max_rows={max_rows}, allowed: 1 to {most}"
     return None

@@ -2,7 +2,7 @@
 """`torch.ops.tokenspeed.all_reduce_add_norm`: the fused step as torch.compile and CUDA graphs see it.
 
 The operation finds its group by name, because a graph can hold no object. It gives the same results whether the kernel runs or
-not: with more rows than the kernel takes, or without one, the group's own all-reduce runs and a norm behind it.
+not: with more rows than the kernel takes, or without one, copies or the group's own all-reduce run and a norm behind them.
 """
 
 from __future__ import annotations

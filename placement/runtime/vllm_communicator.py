@@ -160,7 +160,7 @@ def communicator_of(
         return GroupCommunicator(group, plans)
     kernel = None
     if fusing is Fusing.AUTO:
-        shape = RowShape.fitting(hidden, dtype, group.world_size)
+        shape = RowShape.fitting(hidden, dtype, group.world_size, max_tokens)
         try:
             kernel = _connected(group, shape)
         except NotConnectedError as error:
@@ -171,8 +171,9 @@ def communicator_of(
             kernel.max_rows,
             kernel.memory.way,
         )
-    copies = _copies(group, RowShape(hidden, dtype, max_tokens), kernel)
-    overlap = _overlap(group, copies, RowShape(hidden, dtype, max_tokens), overlapping)
+    shape = RowShape(hidden, dtype, max_tokens)
+    copies = _copies(group, shape, kernel) if _needs_copies(shape, kernel, overlapping) else None
+    overlap = _overlap(group, copies, shape, overlapping)
     if overlap is None:
         return FusedGroupCommunicator(group, plans, kernel, exchange=copies)
     return OverlappingGroupCommunicator(group, plans, kernel, overlap, copies)
@@ -182,6 +183,13 @@ def _connected(group: Any, shape: RowShape) -> AllReduceAddNorm:
     if batch_invariant():
         raise NotConnectedError("VLLM_BATCH_INVARIANT asks for vLLM's own batch-invariant norms")
     return connect(group.cpu_group, group.device, shape)
+
+
+def _needs_copies(shape: RowShape, kernel: AllReduceAddNorm | None, overlapping: Overlapping) -> bool:
+    """Whether the kernel leaves sums to copies: those that are overlapped, and those of more rows than it takes."""
+    asked_for = overlapping in (Overlapping.ON, Overlapping.REFERENCE)
+    overlapped = asked_for or (overlapping is Overlapping.AUTO and shape.hidden >= OVERLAP_HIDDEN)
+    return overlapped or (kernel is not None and kernel.max_rows < shape.max_rows)
 
 
 def _copies(group: Any, shape: RowShape, kernel: AllReduceAddNorm | None) -> CopyExchange | None:

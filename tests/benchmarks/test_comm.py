@@ -73,6 +73,16 @@ def test_ranks_are_joined_by_the_sum_of_errors_and_the_slowest_time() -> None:
     whole = joined([found(0, 5.0), found(1, 10.0)])
     assert set(whole["checks"].values()) == {1}
     assert whole["times"][0]["times_us"] == {OURS: 10.0, NCCL: 20.0}
+    assert whole["large"] == []
+
+
+def test_large_sums_count_as_the_slower_rank_has_them_on_the_gpu_and_on_the_host() -> None:
+    def rank(gpu_us: float, host_us: float) -> dict[str, object]:
+        times = {"ours, one launch": {"gpu": gpu_us, "host": host_us}}
+        return {**found(0, 5.0), "large": [{"hidden": 2048, "rows": 8192, "times_us": times}]}
+
+    whole = joined([rank(90.0, 30.0), rank(80.0, 40.0)])
+    assert whole["large"][0]["times_us"] == {"ours, one launch": {"gpu": 90.0, "host": 40.0}}
 
 
 def test_bars_need_checks_and_times() -> None:

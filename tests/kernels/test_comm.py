@@ -191,7 +191,9 @@ def test_the_parameter_block_names_the_same_fields_in_the_same_order() -> None:
         (RowShape(4096, torch.float32, 128), 2, "dtype float32, allowed: bfloat16, float16"),
         (RowShape(4100, torch.bfloat16, 128), 2, "hidden=4100, allowed: multiples of 8 up to 16384"),
         (RowShape(32768, torch.bfloat16, 1), 2, "hidden=32768, allowed: multiples of 8 up to 16384"),
-        (RowShape(4096, torch.bfloat16, 129), 2, "max_rows=129, allowed: 1 to 128"),
+        (RowShape(4096, torch.bfloat16, 129), 4, "max_rows=129, allowed: 1 to 128"),
+        (RowShape(4096, torch.bfloat16, 8193), 2, "max_rows=8193, allowed: 1 to 8192"),
+        (RowShape(4096, torch.bfloat16, 8192), 2, None),
         (RowShape(4096, torch.bfloat16, 128), 2, None),
     ],
 )
@@ -204,6 +206,18 @@ def test_shapes_that_the_kernel_does_not_take_are_named(shape: RowShape, ranks: 
 )
 def test_more_ranks_and_longer_rows_leave_fewer_of_them_to_one_call(hidden: int, ranks: int, rows: int) -> None:
     assert RowShape.fitting(hidden, torch.bfloat16, ranks).max_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ranks", "step_rows", "rows"),
+    [(4096, 2, 8192, 8192), (4096, 2, 9000, 8192), (2048, 2, 500, 500), (4096, 2, 64, 128), (4096, 4, 8192, 42)],
+)
+def test_between_two_ranks_one_call_takes_all_rows_of_a_step_up_to_a_limit(
+    hidden: int, ranks: int, step_rows: int, rows: int
+) -> None:
+    shape = RowShape.fitting(hidden, torch.bfloat16, ranks, step_rows)
+    assert shape.max_rows == rows
+    assert shape.refusal(ranks) is None
 
 
 def test_the_registry_has_it_and_says_why_it_cannot_run_here() -> None:

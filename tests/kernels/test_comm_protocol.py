@@ -11,21 +11,35 @@ import pytest
 
 from tokenspeed_plugin.kernels.comm import library
 
-State = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, ...], ...]]
-"""For each rank: call, rows done in it and steps done of the row; for each rank the calls whose words its memory holds."""
+State = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]]
+"""For each rank: call and steps done in it; for each rank the calls whose words its memory holds."""
+Step = tuple[str, int, int]
+"""`write`, `blank` or `read`, of a row, to or from a peer."""
 
 BLANK = -1
 
 
 class Model:
-    """Ranks that make `calls` (rows of each), one row after another; a row's turn: write to each peer, blank each, read each.
+    """Ranks that make `calls` (rows of each); a row is written to each peer, blanked for each and read from each.
 
-    A word stands for all words of one source.
+    `ahead`: so many rows are written and blanked before the one in front of them is read. A word stands for all words of one source.
     """
 
-    def __init__(self, ranks: int, slots: int, calls: tuple[int, ...]) -> None:
-        self.ranks, self.slots, self.calls = ranks, slots, calls
+    def __init__(self, ranks: int, slots: int, calls: tuple[int, ...], ahead: int = 0) -> None:
+        self.ranks, self.slots, self.calls, self.ahead = ranks, slots, calls, ahead
         self.max_rows = max(calls)
+        self.order = [[self.steps_of_call(rank, rows) for rows in calls] for rank in range(ranks)]
+
+    def steps_of_call(self, rank: int, rows: int) -> list[Step]:
+        peers = [peer for peer in range(self.ranks) if peer != rank]
+        found: list[Step] = []
+        sent = 0
+        for row in range(rows):
+            while sent < min(rows, row + 1 + self.ahead):
+                found += [(what, sent, peer) for what in ("write", "blank") for peer in peers]
+                sent += 1
+            found += [("read", row, peer) for peer in peers]
+        return found
 
     def count(self, call: int, row: int) -> int:
         """Which call of this row it is; every rank counts alike."""
@@ -36,23 +50,22 @@ class Model:
 
     def start(self) -> State:
         memory = (BLANK,) * (self.slots * self.ranks * self.max_rows)
-        return tuple((0, 0, 0) for _ in range(self.ranks)), tuple(memory for _ in range(self.ranks))
+        return tuple((0, 0) for _ in range(self.ranks)), tuple(memory for _ in range(self.ranks))
 
     def steps(self, state: State) -> Iterator[tuple[State, str | None]]:
         """Every next state, with what is wrong about it."""
         at, memories = state
-        for rank, (call, row, done) in enumerate(at):
+        for rank, (call, done) in enumerate(at):
             if call == len(self.calls):
                 continue
+            what, row, peer = self.order[rank][call][done]
             count = self.count(call, row)
-            peers = [peer for peer in range(self.ranks) if peer != rank]
-            peer, what = peers[done % len(peers)], done // len(peers)
             changed, problem = list(memories), None
-            if what == 0:
+            if what == "write":
                 problem = self.change(changed, peer, self.place(count, rank, row), count, f"{rank} overwrites")
-            elif what == 1:
+            elif what == "blank":
                 place = self.place(count + self.slots - 1, peer, row)
-                if self.unread(at[rank], peers, peer, row, changed[rank][place]):
+                if self.is_unread(rank, at[rank], row, peer, changed[rank][place]):
                     problem = f"{rank} makes blank what it has not read"
                 changed[rank] = (*changed[rank][:place], BLANK, *changed[rank][place + 1 :])
             elif (held := changed[rank][self.place(count, peer, row)]) == BLANK:
@@ -67,21 +80,18 @@ class Model:
         memories[owner] = (*memories[owner][:place], count, *memories[owner][place + 1 :])
         return None if held == BLANK else f"{what} call {held} with call {count}"
 
-    def unread(self, at: tuple[int, int, int], peers: list[int], source: int, row: int, held: int) -> bool:
+    def is_unread(self, rank: int, at: tuple[int, int], row: int, source: int, held: int) -> bool:
         """Whether the rank still needs the word of that call."""
-        call, at_row, done = at
-        if held == BLANK or held < self.count(call, row):
-            return False
-        return row > at_row or held > self.count(call, row) or done <= 2 * len(peers) + peers.index(source)
+        call, done = at
+        read_now = ("read", row, source) in self.order[rank][call][:done]
+        return held != BLANK and held >= self.count(call, row) + read_now
 
-    def moved(self, at: tuple[tuple[int, int, int], ...], rank: int) -> tuple[tuple[int, int, int], ...]:
-        call, row, done = at[rank]
+    def moved(self, at: tuple[tuple[int, int], ...], rank: int) -> tuple[tuple[int, int], ...]:
+        call, done = at[rank]
         done += 1
-        if done == 3 * (self.ranks - 1):
-            row, done = row + 1, 0
-        if row == self.calls[call]:
-            call, row = call + 1, 0
-        return (*at[:rank], (call, row, done), *at[rank + 1 :])
+        if done == len(self.order[rank][call]):
+            call, done = call + 1, 0
+        return (*at[:rank], (call, done), *at[rank + 1 :])
 
     def explore(self) -> str | None:
         """The first problem in any interleaving; None when all of them end."""
@@ -89,7 +99,7 @@ class Model:
         while waiting:
             state = waiting.pop()
             following = list(self.steps(state))
-            if not following and any(call < len(self.calls) for call, _, _ in state[0]):
+            if not following and any(call < len(self.calls) for call, _ in state[0]):
                 return f"stuck at {state[0]}"
             for after, problem in following:
                 if problem is not None:
@@ -119,6 +129,20 @@ CASES = (
 @pytest.mark.parametrize(("ranks", "calls"), CASES)
 def test_no_interleaving_loses_a_row_or_gets_stuck(ranks: int, calls: tuple[int, ...]) -> None:
     assert Model(ranks, slots_of_the_kernel(), calls).explore() is None
+
+
+MANY = ((2, 2, 2), (2, 3, 1, 3), (3, 1, 2))
+"""Calls of two ranks whose blocks send their next row before they read the one before, or that have one row, as small calls."""
+
+
+@pytest.mark.parametrize("calls", MANY)
+def test_rows_that_are_sent_ahead_are_not_lost_either(calls: tuple[int, ...]) -> None:
+    assert Model(2, slots_of_the_kernel(), calls, ahead=1).explore() is None
+
+
+@pytest.mark.parametrize(("slots", "calls"), [(1, MANY[0]), (2, MANY[0]), (2, MANY[1])])
+def test_sent_ahead_into_fewer_slots_they_are_lost(slots: int, calls: tuple[int, ...]) -> None:
+    assert Model(2, slots, calls, ahead=1).explore() is not None
 
 
 @pytest.mark.parametrize("fewer", [1, 2])

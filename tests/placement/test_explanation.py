@@ -81,10 +81,10 @@ def test_llama_on_two_ranks_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("world", "tokens", "fused"),
-    [(2, 16, 65), (2, 128, 65), (2, 129, 0), (8, 16, 65), (8, 64, 0), (16, 1, 0)],
+    [(2, 16, 65), (2, 8192, 65), (2, 8193, 0), (8, 16, 65), (8, 64, 0), (16, 1, 0)],
 )
 def test_fused_are_the_all_reduces_that_one_launch_takes(world: int, tokens: int, fused: int) -> None:
-    """128 rows on two ranks, 2 MiB / (7 x 8 KiB) = 36 on eight; sixteen are no GPUs of one host."""
+    """64 MiB / 8 KiB = 8192 rows on two ranks, 1 MiB / (7 x 8 KiB) = 18 on eight; sixteen are no GPUs of one host."""
     graph = declare("Llama-3.1-8B", REAL["Llama-3.1-8B"])
     spec = PlacementSpec.parse(f"attn=tp{world},dense=tp{world}")
     rows = explain(graph, spec, world, [Step(tokens, tokens)], residual=Residual.REPLICATED).steps[0].ours

@@ -176,6 +176,30 @@ def test_large_sums_go_by_copies_between_two_ranks_with_a_kernel(monkeypatch: py
     assert len(lines) == 2
 
 
+@pytest.mark.parametrize(
+    ("hidden", "kernel_rows", "overlapping", "needed"),
+    [
+        (2048, 8192, Overlapping.AUTO, False),
+        (2048, 128, Overlapping.AUTO, True),
+        (4096, 8192, Overlapping.AUTO, True),
+        (4096, 8192, Overlapping.OFF, False),
+        (2048, 8192, Overlapping.ON, True),
+    ],
+)
+def test_copies_are_set_up_only_for_sums_that_overlap_or_that_the_kernel_does_not_take(
+    hidden: int, kernel_rows: int, overlapping: Overlapping, needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    memory = SimpleNamespace(way="threads")
+    kernel = SimpleNamespace(max_rows=kernel_rows, memory=memory)
+    monkeypatch.setattr(vllm_communicator, "_connected", lambda *_: kernel)
+    monkeypatch.setattr(vllm_communicator, "_copies", lambda _, shape, __: asked.append(shape.max_rows))
+    monkeypatch.setattr(vllm_communicator, "_overlap", lambda *_: None)
+    plans = [compile_plan(model("qwen3"))]
+    communicator_of(Group(), plans, hidden, torch.bfloat16, Fusing.AUTO, overlapping, 8192)
+    assert asked == ([8192] if needed else [])
+
+
 def test_the_overlap_is_part_of_the_request() -> None:
     config = vllm_config()
     request = request_for("attn=tp2,dense=tp2,overlap=on", config)

@@ -84,10 +84,9 @@ __device__ __forceinline__ void store_lane(void* base, int64_t lane, const uint4
     static_cast<uint4*>(base)[lane] = bits;
 }
 
-// Sum over the block, in a fixed order; every thread gets it. Has a barrier between reading a row's last slot
-// and writing it.
-__device__ __forceinline__ float block_sum(float value) {
-    __shared__ float partial[kMaxThreads / 32];
+// Sum over the block, in a fixed order; every thread gets it. `partial`: a value for each warp. Has a barrier between
+// reading a row's last slot and writing it.
+__device__ __forceinline__ float block_sum(float value, float* partial) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
@@ -116,6 +115,25 @@ __device__ __forceinline__ Lane factors(const Params& params, int lane, const ui
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) weight.value[i] += params.weight_offset;
     return weight;
+}
+
+// Stores residual plus sum, and its norm; `squares`: their sum over the row.
+template <typename Element, int kLanes>
+__device__ __forceinline__ void store_row(const Params& params, int64_t row, const Lane (&total)[kLanes],
+                                          const uint4 (&weight)[kLanes], float squares) {
+    const int lanes = params.hidden / kLaneElements;
+    const float scale = rsqrtf(squares / static_cast<float>(params.hidden) + params.epsilon);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+        const int lane = threadIdx.x + i * blockDim.x;
+        if (lane >= lanes) continue;
+        store_lane(params.total, row * lanes + lane, total[i].template pack<Element>());
+        const Lane factor = factors<Element>(params, lane, weight[i]);
+        Lane normed = total[i];
+#pragma unroll
+        for (int k = 0; k < kLaneElements; ++k) normed.value[k] = normed.value[k] * scale * factor.value[k];
+        store_lane(params.normed, row * lanes + lane, normed.pack<Element>());
+    }
 }
 
 // The sum of all ranks' values, rounded to the type of the elements.
@@ -174,12 +192,17 @@ __device__ __forceinline__ void fetch_lines(const Params& params, int64_t row, i
             fetch_line(residual + row * (params.residual_stride / kLaneElements) + lane);
         }
         if (params.rows > kFewRows) continue;
-        for (int place = 0; place < kSlots * params.num_ranks; ++place) {  // [slot][source rank]
-            if (place % params.num_ranks == params.rank) continue;
+        for (int place = 0; place < kSlots * (params.num_ranks - 1); ++place) {  // [slot][other rank]
             const int64_t offset = (place * static_cast<int64_t>(params.max_rows) + row) * row_bytes(params.hidden);
             fetch_line(static_cast<const char*>(params.staging[params.rank]) + offset + lane * kLaneBytes);
         }
     }
+}
+
+// Where a row of this call lies in the staging memory.
+__device__ __forceinline__ uint32_t next_slot(const Params& params, int64_t row) {
+    const uint32_t slot = *static_cast<const volatile uint32_t*>(params.last_slots + row) + 1;  // blank + 1 is 0
+    return slot == kSlots ? 0 : slot;
 }
 
 // kLanes: 16-byte accesses of a thread. The block has a multiple of 32 threads, at least lanes / kLanes of them.
@@ -208,10 +231,7 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
     const bool has_residual = params.residual != nullptr;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;
     uint32_t slot = 0;
-    if constexpr (kRanks > 1) {
-        slot = *static_cast<const volatile uint32_t*>(params.last_slots + row) + 1;  // blank + 1 is 0
-        if (slot == kSlots) slot = 0;
-    }
+    if constexpr (kRanks > 1) slot = next_slot(params, row);
 
     uint4 branch[kLanes], other[kLanes], residual[kLanes], weight[kLanes];
 #pragma unroll
@@ -263,22 +283,12 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
         if (has_residual) total[i].add(Lane::unpack<Element>(residual[i]));
         squares += total[i].sum_of_squares();
     }
-    const float mean = block_sum(squares) / static_cast<float>(params.hidden);
-    const float scale = rsqrtf(mean + params.epsilon);
+    __shared__ float partial[kMaxThreads / 32];
+    const float sum = block_sum(squares, partial);
     if constexpr (kRanks > 1) {
         if (threadIdx.x == 0) params.last_slots[row] = slot;
     }
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-        const int lane = threadIdx.x + i * blockDim.x;
-        if (lane >= lanes) continue;
-        store_lane(params.total, row * lanes + lane, total[i].template pack<Element>());
-        const Lane factor = factors<Element>(params, lane, weight[i]);
-        Lane normed = total[i];
-#pragma unroll
-        for (int k = 0; k < kLaneElements; ++k) normed.value[k] = normed.value[k] * scale * factor.value[k];
-        store_lane(params.normed, row * lanes + lane, normed.pack<Element>());
-    }
+    store_row<Element, kLanes>(params, row, total, weight, sum);
 }
 
 }  // namespace tokenspeed::comm

@@ -11,6 +11,7 @@
 
 #include "all_reduce_add_norm.cuh"
 #include "flags.cuh"
+#include "many_rows.cuh"
 
 namespace tokenspeed::comm {
 namespace {
@@ -81,6 +82,33 @@ Kernel kernel_for(ElementType type, int num_ranks, int hidden) {
     return nullptr;
 }
 
+template <typename Element>
+Kernel many_rows_for_lanes(int lanes_per_thread) {
+    switch (lanes_per_thread) {
+        case 1:
+            return many_rows_kernel<Element, 1>;
+        case 2:
+            return many_rows_kernel<Element, 2>;
+        case 4:
+            return many_rows_kernel<Element, 4>;
+        default:
+            return nullptr;
+    }
+}
+
+// Of two ranks.
+Kernel many_rows_for(ElementType type, int hidden) {
+    const int per_thread = lanes_per_thread(hidden);
+    if (type == ElementType::kBfloat16) return many_rows_for_lanes<__nv_bfloat16>(per_thread);
+    if (type == ElementType::kFloat16) return many_rows_for_lanes<__half>(per_thread);
+    return nullptr;
+}
+
+int num_threads(int hidden) {
+    const int lanes = hidden / kLaneElements, per_thread = lanes_per_thread(hidden);
+    return ((lanes + per_thread - 1) / per_thread + 31) / 32 * 32;
+}
+
 int refusal(const Params& p) {
     if (p.hidden < kLaneElements || p.hidden % kLaneElements != 0 || p.hidden / kLaneElements > kMaxLanes) {
         return fail("hidden", "allowed: multiples of 8 from 8 to 16384");
@@ -95,7 +123,16 @@ int refusal(const Params& p) {
                                p.ahead_bytes % kLaneBytes != 0 || p.ahead_stride % kLaneBytes != 0)) {
         return fail("ahead", "allowed: with several ranks, rows of multiples of 16 bytes");
     }
+    if (p.most_blocks != 0 && (p.num_ranks != 2 || p.most_blocks < 0)) {
+        return fail("most_blocks", "allowed: with two ranks, more than 0");
+    }
     return 0;
+}
+
+int load(Kernel kernel) {
+    if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
+    cudaFuncAttributes attributes;
+    return check("loading a kernel", cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
 }
 
 // The words of a probe: rank r writes word r of every peer.
@@ -185,28 +222,43 @@ int tokenspeed_comm_prepare(int device, const Params* params) {
     if (const int status = refusal(*params); status != 0) return status;
     if (const int status = use_device(device); status != 0) return status;
     for (const int num_ranks : {1, params->num_ranks}) {
-        const Kernel kernel = kernel_for(params->element_type, num_ranks, params->hidden);
-        if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
-        cudaFuncAttributes attributes;
-        const int status =
-            check("loading a kernel", cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
-        if (status != 0) return status;
+        if (const int status = load(kernel_for(params->element_type, num_ranks, params->hidden)); status != 0) {
+            return status;
+        }
     }
-    return 0;
+    return params->num_ranks == 2 ? load(many_rows_for(params->element_type, params->hidden)) : 0;
+}
+
+// Blocks of a launch with many rows that run at once, less one: see many_rows.cuh.
+int tokenspeed_comm_blocks_at_once(int device, const Params* params, int32_t* blocks) {
+    if (const int status = refusal(*params); status != 0) return status;
+    const Kernel kernel = many_rows_for(params->element_type, params->hidden);
+    if (kernel == nullptr || params->num_ranks != 2) return fail("many rows", "allowed: bf16 or fp16, 2 ranks");
+    if (const int status = use_device(device); status != 0) return status;
+    int on_each = 0, multiprocessors = 0;
+    int status = check("cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+                       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, reinterpret_cast<const void*>(kernel),
+                                                                     num_threads(params->hidden), 0));
+    if (status == 0) {
+        status = check("cudaDeviceGetAttribute",
+                       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    }
+    *blocks = on_each * multiprocessors - 1;
+    return status;
 }
 
 int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* stream) {
     if (params->rows == 0) return 0;
     if (const int status = refusal(*params); status != 0) return status;
-    const Kernel kernel = kernel_for(params->element_type, params->num_ranks, params->hidden);
+    const bool many = params->most_blocks > 0;
+    const Kernel kernel = many ? many_rows_for(params->element_type, params->hidden)
+                               : kernel_for(params->element_type, params->num_ranks, params->hidden);
     if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
     if (const int status = use_device(device); status != 0) return status;
-    const int lanes = params->hidden / kLaneElements, per_thread = lanes_per_thread(params->hidden);
-    const int threads = (lanes + per_thread - 1) / per_thread;
     cudaLaunchConfig_t config = {};
     const int ahead_blocks = params->ahead == nullptr ? 0 : std::min(params->ahead_rows, kAheadBlocks);
-    config.gridDim = dim3(params->rows + ahead_blocks);
-    config.blockDim = dim3((threads + 31) / 32 * 32);
+    config.gridDim = dim3(many ? std::min(params->rows, params->most_blocks) : params->rows + ahead_blocks);
+    config.blockDim = dim3(num_threads(params->hidden));
     config.stream = static_cast<cudaStream_t>(stream);
     cudaLaunchAttribute attribute;
     if (params->launch_flags & kDependentLaunch) {

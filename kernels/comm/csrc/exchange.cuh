@@ -20,6 +20,9 @@
 // that contain this row, which are the same ones on all ranks when the ranks make the same calls in the same order,
 // whatever other rows these calls have. Every rank keeps the slot of a row itself, in memory of its own device, so a
 // replayed graph goes on where it was.
+//
+// Nobody waits for ever: all blocks of a launch run at once, a block sends a row before it waits for any that it sends
+// later, and it takes its rows in ascending order. So the first row that some rank waits for has been sent.
 #pragma once
 
 #include <stdint.h>
@@ -119,8 +122,8 @@ class RowExchange {
         while (true) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
-                // This rank's own place stays blank; what it holds is not looked at.
-                data[i] = read_words(address(row_offset_, params_.rank, first + i, lane));
+                if (first + i != params_.rank)
+                    data[i] = read_words(address(row_offset_, params_.rank, first + i, lane));
             }
             bool all = true;
 #pragma unroll
@@ -138,12 +141,14 @@ class RowExchange {
 
   private:
     __device__ __forceinline__ int64_t slot_offset(uint32_t slot) const {
-        return static_cast<int64_t>(slot) * params_.num_ranks * source_stride_;
+        return static_cast<int64_t>(slot) * (params_.num_ranks - 1) * source_stride_;
     }
 
+    // Of what `source`, which is not `owner`, writes to `owner`.
     __device__ __forceinline__ char* address(int64_t offset, int owner, int source, int lane) const {
         char* base = static_cast<char*>(params_.staging[owner]);
-        return base + offset + source * source_stride_ + static_cast<int64_t>(lane) * kLaneBytes;
+        const int place = source < owner ? source : source - 1;
+        return base + offset + place * source_stride_ + static_cast<int64_t>(lane) * kLaneBytes;
     }
 
     const Params& params_;

@@ -9,8 +9,9 @@
 // that read call k in B's stream. So nothing unread is overwritten. Flags are written on a stream of their own, each
 // behind the end of its copy and behind the flags before it; a late one only delays its reader.
 //
-// Nobody waits for ever: what spins here has one thread, and the norms behind it do not spin, so whatever is to raise a
-// flag finds a multiprocessor as soon as the products before it have ended.
+// Nobody waits for ever: what spins here has one thread, the norms behind it do not spin, and a sum of many rows, which
+// does, leaves room for a block (many_rows.cuh), so whatever is to raise a flag finds a multiprocessor as soon as the
+// products before it have ended.
 #pragma once
 
 #include <stdint.h>

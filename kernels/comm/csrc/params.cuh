@@ -38,6 +38,7 @@ struct Params {
     ElementType element_type, weight_type;  // the weight's: the elements' or fp32
     int32_t launch_flags;                   // kDependentLaunch, kAheadAtOnce
     int32_t ahead_rows, ahead_bytes;        // rows of `ahead`, and bytes of each that are fetched: multiples of 16
+    int32_t most_blocks;                    // with many rows: blocks that run at once; 0: one block for each row
     float epsilon, weight_offset;           // the norm multiplies by weight + weight_offset
 };
 
@@ -46,9 +47,9 @@ __host__ __device__ constexpr int64_t row_bytes(int hidden) {
     return static_cast<int64_t>(hidden / kLaneElements) * kLaneBytes;
 }
 
-// Staging memory of one rank: [slot][source rank][row] of row_bytes each.
+// Staging memory of one rank: [slot][other rank][row] of row_bytes each.
 __host__ __device__ constexpr int64_t staging_bytes(int num_ranks, int max_rows, int hidden) {
-    return kSlots * num_ranks * static_cast<int64_t>(max_rows) * row_bytes(hidden);
+    return kSlots * (num_ranks - 1) * static_cast<int64_t>(max_rows) * row_bytes(hidden);
 }
 
 }  // namespace tokenspeed::comm

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tokenspeed_plugin.kernels.comm import library
-from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape
+from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, memory_bytes
 from tokenspeed_plugin.kernels.comm.peer_memory import PeerMemory
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference, all_reduce_add_norm_reference
 
@@ -22,16 +22,20 @@ NAN, EPSILON, TIMEOUT_S = float("nan"), 1e-5, 5.0
 DEVICE = torch.device("cuda", 0)
 # Every block of every rank must be resident at once: rows x ranks stays below the number of multiprocessors.
 MAX_ROWS = 16
+# The same where blocks have several rows each.
+MANY_ROWS, MANY_BLOCKS = 8192, 64
 
 
 @contextmanager
-def ranks_of(count: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> Iterator[list[AllReduceAddNorm]]:
+def ranks_of(
+    count: int, hidden: int, dtype: torch.dtype = torch.bfloat16, max_rows: int = MAX_ROWS
+) -> Iterator[list[AllReduceAddNorm]]:
     comm = library.load()
-    shape = RowShape(hidden, dtype, MAX_ROWS)
-    num_bytes = comm.staging_bytes(count, MAX_ROWS, hidden) + 4 * MAX_ROWS
-    addresses = tuple(comm.allocate(0, num_bytes)[0] for _ in range(count))
+    shape = RowShape(hidden, dtype, max_rows)
+    addresses = tuple(comm.allocate(0, memory_bytes(comm, shape, count))[0] for _ in range(count))
     memory = PeerMemory("one GPU", addresses, lambda: None)
-    yield [AllReduceAddNorm(comm, memory, rank, DEVICE, shape, TIMEOUT_S) for rank in range(count)]
+    blocks = MANY_BLOCKS if max_rows > MAX_ROWS else 0
+    yield [AllReduceAddNorm(comm, memory, rank, DEVICE, shape, TIMEOUT_S, most_blocks=blocks) for rank in range(count)]
     torch.cuda.synchronize()
     for address in addresses:
         comm.free(0, address)
@@ -98,9 +102,53 @@ def test_calls_with_changing_rows_and_late_ranks() -> None:
             call.check()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("hidden", "most"), [(8, 8192), (248, 8192), (2048, 8192), (4096, 8192), (7168, 1000), (16384, 600)]
+)
+def test_many_rows_between_calls_with_few(hidden: int, most: int, dtype: torch.dtype) -> None:
+    with ranks_of(2, hidden, dtype, most) as ranks:
+        rows = (most, 1, 129, most - 1, 16, most, 300, most, 2)
+        calls = [Call(2, count, hidden, dtype, 2 * seed) for seed, count in enumerate(rows)]
+        streams = streams_for(2)
+        for call in calls:
+            call.launch(ranks, streams)
+        torch.cuda.synchronize()
+        for call in calls:
+            call.check()
+
+
+def test_many_rows_without_residual_and_weight_and_with_late_ranks() -> None:
+    draw = random.Random(5)
+    with ranks_of(2, 1024, max_rows=MANY_ROWS) as ranks:
+        streams = streams_for(2)
+        for seed in range(40):
+            call = Call(2, draw.choice((129, 1000, 2500)), 1024, torch.bfloat16, 2 * seed)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(draw.choice(streams)):
+                torch.cuda._sleep(draw.randint(1, 500_000))
+            for rank, (kernel, stream) in enumerate(zip(ranks, streams, strict=True)):
+                with torch.cuda.stream(stream):
+                    out = (call.out[rank, 0], call.out[rank, 1])
+                    kernel(call.branches[rank], None, None, EPSILON, 0.0, out)
+            torch.cuda.synchronize()
+            normed, total = all_reduce_add_norm_reference(list(call.branches), None, None, EPSILON)
+            for own_normed, own_total in call.out:
+                assert torch.equal(own_total, total)
+                torch.testing.assert_close(own_normed, normed, rtol=2**-7, atol=1e-6)
+
+
+def test_as_many_blocks_as_run_at_once_leave_room_for_one_more() -> None:
+    multiprocessors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    with ranks_of(2, 4096, max_rows=MANY_ROWS // 2) as ranks:
+        blocks = ranks[0]._library.blocks_at_once(0, ranks[0]._blocks[2])
+        assert (blocks + 1) % multiprocessors == 0
+        assert blocks >= multiprocessors - 1
+
+
 def test_a_graph_of_both_ranks_goes_on_counting_when_it_is_replayed() -> None:
-    with ranks_of(2, 2048) as ranks:
-        calls = [Call(2, rows, 2048, torch.bfloat16, 50 + rows) for rows in (1, 7, 16, 2)]
+    with ranks_of(2, 2048, max_rows=MANY_ROWS) as ranks:
+        calls = [Call(2, rows, 2048, torch.bfloat16, 50 + rows) for rows in (1, 7, 16, 300, 2, 1000)]
         first, second = streams_for(2)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=first):

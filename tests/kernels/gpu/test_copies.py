@@ -10,6 +10,7 @@ import torch
 
 from tokenspeed_plugin.kernels.comm import library
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape
+from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import memory_bytes as staging_bytes
 from tokenspeed_plugin.kernels.comm.copies import CopyExchange, memory_bytes
 from tokenspeed_plugin.kernels.comm.linear_operation import Linear, linear_all_reduce_add_norm
 from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group, remove_group
@@ -26,7 +27,7 @@ def names() -> Iterator[list[str]]:
     """Groups of two ranks on one device; neither has another way to reduce."""
     comm = library.load()
     small, large = RowShape(HIDDEN, torch.bfloat16, 16), RowShape(HIDDEN, torch.bfloat16, MAX_ROWS)
-    staging = tuple(comm.allocate(0, comm.staging_bytes(2, 16, HIDDEN) + 64)[0] for _ in range(2))
+    staging = tuple(comm.allocate(0, staging_bytes(comm, small, 2))[0] for _ in range(2))
     room = tuple(comm.allocate(0, memory_bytes(large))[0] for _ in range(2))
     found = []
     for rank in range(2):
