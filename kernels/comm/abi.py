@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final, NamedTuple
+from typing import Final
 
 MAX_RANKS: Final = 8
 HANDLE_BYTES: Final = 64
@@ -34,15 +34,29 @@ class Params(ctypes.Structure):
     ]
 
 
-class SentPart(NamedTuple):
-    """A copy to a peer: addresses, bytes, the peer's flag and what is written there, and the event that marks its end."""
+class SentPart(ctypes.Structure):
+    """A copy to a peer: where from and to, the peer's flag and what is written there, the event that marks its end, and streams.
 
-    source: int
-    target: int
-    num_bytes: int
-    flag: int
-    value: int
-    event: int
+    `producer` makes the source; `copies` and `flags` are for nothing else.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("source", "target", "flag", "event", "producer", "copies", "flags")),
+        ("num_bytes", ctypes.c_int64),
+        ("value", ctypes.c_uint32),
+    ]
+
+
+class Arrival(ctypes.Structure):
+    """A part, rows `first` to `end`, that has come when this rank's `flag` has `value` or a later one; `event`: the own copy's end."""
+
+    _fields_ = [
+        ("flag", ctypes.c_void_p),
+        ("event", ctypes.c_void_p),
+        ("value", ctypes.c_uint32),
+        ("first", ctypes.c_int32),
+        ("end", ctypes.c_int32),
+    ]
 
 
 class CommError(RuntimeError):
@@ -74,15 +88,9 @@ class CommLibrary:
         library.tokenspeed_comm_blocks_at_once.argtypes = [device, block, ctypes.POINTER(ctypes.c_int32)]
         library.tokenspeed_comm_all_reduce_add_norm.argtypes = [device, block, ctypes.c_void_p]
         library.tokenspeed_comm_event.argtypes = [device, out]
-        library.tokenspeed_comm_send.argtypes = [
-            device,
-            address,
-            address,
-            size,
-            address,
-            ctypes.c_uint32,
-            *[address] * 4,
-        ]
+        library.tokenspeed_comm_send.argtypes = [device, ctypes.POINTER(SentPart)]
+        parts = ctypes.POINTER(Arrival)
+        library.tokenspeed_comm_add_norm_of_parts.argtypes = [device, block, parts, ctypes.c_int, address]
         library.tokenspeed_comm_await.argtypes = [device, address, ctypes.c_uint32, ctypes.c_uint64, address, address]
         built, described = library.tokenspeed_comm_params_bytes(), ctypes.sizeof(Params)
         if built != described:
@@ -146,14 +154,16 @@ class CommLibrary:
         self._check(self._library.tokenspeed_comm_event(device, ctypes.byref(event)))
         return event.value or 0
 
-    def send(self, device: int, part: SentPart, producer: int, streams: tuple[int, int]) -> None:
-        """Copy to a peer's memory what the stream `producer` has made, then write the peer's flag; no multiprocessor copies.
+    def send(self, device: int, part: SentPart) -> None:
+        """Copy to a peer's memory what the producer has made, then write the peer's flag; no multiprocessor copies."""
+        self._check(self._library.tokenspeed_comm_send(device, ctypes.byref(part)))
 
-        `streams`: for copies and for flags. The part's event marks the end of the copy.
-        """
-        source, target, num_bytes, flag, value, event = part
-        send = self._library.tokenspeed_comm_send
-        self._check(send(device, source, target, num_bytes, flag, value, producer, *streams, event))
+    def add_norm_of_parts(
+        self, device: int, whole: Params, parts: ctypes.Array[Arrival], num_parts: int, stream: int
+    ) -> None:
+        """For each part make a stream wait for it, as `wait` does, and launch the kernel of one rank on its rows of `whole`."""
+        add_norm = self._library.tokenspeed_comm_add_norm_of_parts
+        self._check(add_norm(device, ctypes.byref(whole), parts, num_parts, stream))
 
     def wait(self, device: int, flag: int, value: int, timeout_ns: int, stream: int, event: int) -> None:
         """Make a stream wait for an event, and until a peer has written `value` or a later one to this rank's flag."""

@@ -24,6 +24,8 @@ from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMe
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from tokenspeed_plugin.kernels.comm.overlap import Arriving
+
 ELEMENT_TYPES: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 WEIGHT_TYPES: Final = {**ELEMENT_TYPES, torch.float32: FLOAT32}
 TIMEOUT_S: Final = 600.0
@@ -212,6 +214,21 @@ class AllReduceAddNorm:
         """
         return self._launch(1, reduced, residual, weight, epsilon, weight_offset, out, other)
 
+    def add_norm_of_parts(
+        self,
+        own: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        weight_offset: float,
+        out: tuple[torch.Tensor, torch.Tensor],
+        arriving: Arriving,
+    ) -> None:
+        """The same for the sum of `own` and a peer's rows, which arrive in parts: each as soon as it has come."""
+        params = self._filled(1, own, residual, weight, epsilon, weight_offset, out, arriving.rows)
+        parts, num_parts = arriving.parts, arriving.num_parts
+        self._library.add_norm_of_parts(self.device.index, params, parts, num_parts, self._stream())
+
     def _launch(
         self,
         num_ranks: int,
@@ -224,6 +241,28 @@ class AllReduceAddNorm:
         other: torch.Tensor | None = None,
         ahead: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = out or (self._new(branch.shape[0]), self._new(branch.shape[0]))
+        params = self._filled(num_ranks, branch, residual, weight, epsilon, weight_offset, out, other, ahead)
+        self._library.all_reduce_add_norm(self.device.index, params, self._stream())
+        return out
+
+    def _stream(self) -> int:
+        stream: int = torch.cuda.current_stream(self.device).cuda_stream
+        return stream
+
+    def _filled(
+        self,
+        num_ranks: int,
+        branch: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        weight_offset: float,
+        out: tuple[torch.Tensor, torch.Tensor],
+        other: torch.Tensor | None = None,
+        ahead: torch.Tensor | None = None,
+    ) -> Params:
+        """The block of parameters for a call; it is used again by the next one."""
         rows, params = branch.shape[0], self._blocks[num_ranks]
         params.branch, params.branch_stride = self._address(branch, "branch", rows), branch.stride(0)
         params.other = None if other is None else self._address(other, "other", rows, packed=True)
@@ -232,15 +271,12 @@ class AllReduceAddNorm:
         self._require_weight(weight)
         params.weight = None if weight is None else weight.data_ptr()
         params.weight_type = BFLOAT16 if weight is None else WEIGHT_TYPES[weight.dtype]
-        normed, total = out or (self._new(rows), self._new(rows))
-        params.normed = self._address(normed, "normed", rows, packed=True)
-        params.total = self._address(total, "total", rows, packed=True)
+        params.normed = self._address(out[0], "normed", rows, packed=True)
+        params.total = self._address(out[1], "total", rows, packed=True)
         params.rows, params.epsilon, params.weight_offset = rows, epsilon, weight_offset
         params.most_blocks = self._most_blocks if num_ranks > 1 and rows > limits.MAX_ROWS else 0
         params.ahead, params.ahead_rows, params.ahead_stride, params.ahead_bytes = fetched_ahead(ahead)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        self._library.all_reduce_add_norm(self.device.index, params, stream)
-        return normed, total
+        return params
 
     def _params(self, num_ranks: int) -> Params:
         shape, addresses = self.shape, self.memory.addresses

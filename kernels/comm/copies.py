@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tokenspeed_plugin.kernels.comm import library as comm
-from tokenspeed_plugin.kernels.comm.abi import SentPart
+from tokenspeed_plugin.kernels.comm.abi import Arrival, SentPart
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import TIMEOUT_S, RowShape
 from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS
-from tokenspeed_plugin.kernels.comm.overlap import Terms, Transfer
+from tokenspeed_plugin.kernels.comm.overlap import Arriving, Terms, Transfer
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory, share
 
 if TYPE_CHECKING:
@@ -58,14 +58,22 @@ class CopyExchange:
         self.buffer_bytes = shape.max_rows * self.row_bytes
         self.timeout_ns = int(timeout_s * 1e9)
         self.streams = tuple(torch.cuda.Stream(device, priority=-1) for _ in ("copies", "flags"))
-        self.raw_streams = (self.streams[0].cuda_stream, self.streams[1].cuda_stream)
-        self.events = [library.event(device.index) for _ in range(MAX_PARTS)]
+        copies, flags = (stream.cuda_stream for stream in self.streams)
         self.dtype, self.hidden = shape.dtype, shape.hidden
+        self._flags = NUM_BUFFERS * self.buffer_bytes
+        # What does not change from call to call is written once: filling all of it anew took most of a call's time.
+        events = [library.event(device.index) for _ in range(MAX_PARTS)]
+        self.sent = [
+            SentPart(flag=self._flag(self.peer, part), event=event, copies=copies, flags=flags)
+            for part, event in enumerate(events)
+        ]
+        self.arrivals = (Arrival * MAX_PARTS)(
+            *(Arrival(flag=self._flag(self.own, part), event=event) for part, event in enumerate(events))
+        )
         self.received = [
             _view(self.own + index * self.buffer_bytes, (shape.max_rows, shape.hidden), shape.dtype, device)
             for index in range(NUM_BUFFERS)
         ]
-        self._flags = NUM_BUFFERS * self.buffer_bytes
         self._calls = 0
 
     def begin(self, product: torch.Tensor) -> Transfer:
@@ -75,7 +83,7 @@ class CopyExchange:
         self._calls += 1
         return _CopyTransfer(self, product, self._calls)
 
-    def flag(self, base: int, part: int) -> int:
+    def _flag(self, base: int, part: int) -> int:
         """Address of a part's flag in the memory at `base`."""
         return base + self._flags + part * _FLAG_BYTES
 
@@ -90,15 +98,22 @@ class _CopyTransfer:
 
     def start(self, part: int, first: int, end: int) -> None:
         exchange = self._exchange
-        offset, num_bytes = first * exchange.row_bytes, (end - first) * exchange.row_bytes
-        flag, event = exchange.flag(exchange.peer, part), exchange.events[part]
-        sent = SentPart(self._source + offset, self._target + offset, num_bytes, flag, self._value, event)
-        exchange.library.send(exchange.device.index, sent, self._stream, exchange.raw_streams)
+        offset, sent = first * exchange.row_bytes, exchange.sent[part]
+        sent.source, sent.target = self._source + offset, self._target + offset
+        sent.num_bytes, sent.value, sent.producer = (end - first) * exchange.row_bytes, self._value, self._stream
+        exchange.library.send(exchange.device.index, sent)
+
+    def arriving(self, parts: tuple[tuple[int, int], ...]) -> Arriving:
+        """See `Transfer`."""
+        exchange = self._exchange
+        for arrival, (first, end) in zip(exchange.arrivals, parts, strict=False):
+            arrival.value, arrival.first, arrival.end = self._value, first, end
+        return Arriving(exchange.received[self._buffer][: len(self._product)], exchange.arrivals, len(parts))
 
     def wait(self, part: int, first: int, end: int) -> Terms:
         # It waits for the own copy, too: what is sent must stay as it is until it has been sent.
         exchange = self._exchange
-        flag, event = exchange.flag(exchange.own, part), exchange.events[part]
+        flag, event = exchange.arrivals[part].flag, exchange.arrivals[part].event
         exchange.library.wait(exchange.device.index, flag, self._value, exchange.timeout_ns, self._stream, event)
         other = exchange.received[self._buffer]
         if end - first == len(self._product):

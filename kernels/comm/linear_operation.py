@@ -23,6 +23,8 @@ from tokenspeed_plugin.kernels.comm.operation import (
 from tokenspeed_plugin.kernels.linear.operation import product
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tokenspeed_plugin.kernels.comm.overlap import Overlap
 
 NAME: Final = "linear_all_reduce_add_norm"
@@ -42,12 +44,12 @@ class Linear(NamedTuple):
         """The product, of which the sum over ranks is the layer's."""
         return product(rows, self.weight, self.bias)
 
-    def write(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """The same into memory that is there."""
-        if self.bias is None:
-            torch.mm(rows, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, rows, self.weight.t(), out=out)
+    def writer(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """`write(rows, out)`: the same into memory that is there."""
+        columns, bias = self.weight.t(), self.bias
+        if bias is None:
+            return lambda rows, out: torch.mm(rows, columns, out=out)
+        return lambda rows, out: torch.addmm(bias, rows, columns, out=out)
 
 
 def linear_all_reduce_add_norm(
@@ -102,9 +104,11 @@ def _in_parts(
     residual = None if residual is None else residual.contiguous()
     whole = rows.new_empty(len(rows), linear.weight.shape[0])
     parts, transfer = overlap.parts(len(rows)), overlap.exchange.begin(whole)
-    for index, (first, end) in enumerate(parts):
-        linear.write(rows[first:end], whole[first:end])
-        transfer.start(index, first, end)
+    sizes, write = [end - first for first, end in parts], linear.writer()
+    pieces = zip(parts, rows.split_with_sizes(sizes), whole.split_with_sizes(sizes), strict=True)
+    for index, (part, own, out) in enumerate(pieces):
+        write(own, out)
+        transfer.start(index, *part)
     return norms_of_parts(members, transfer, parts, residual, norm, whole)
 
 

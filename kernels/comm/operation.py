@@ -151,8 +151,14 @@ def norms_of_parts(
     norm: tuple[torch.Tensor | None, float, float],
     like: torch.Tensor,
 ) -> Sums:
-    """The norms of parts that are on their way, one by one as they come in; `norm`: weight, epsilon, offset."""
-    sums = Sums(torch.empty_like(like), torch.empty_like(like))
+    """The norms of parts that are on their way, one by one as they come in; `norm`: weight, epsilon, offset.
+
+    `like`: the whole of this rank's terms.
+    """
+    sums, kernel = Sums(torch.empty_like(like), torch.empty_like(like)), members.kernel
+    if kernel is not None and kernel.takes(like, residual, norm[0]) and (arriving := transfer.arriving(parts)):
+        kernel.add_norm_of_parts(like, residual, *norm, out=sums, arriving=arriving)
+        return sums
     for index, (first, end) in enumerate(parts):
         own, out = residual, sums
         if len(parts) > 1:

@@ -15,7 +15,11 @@ from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS, PART_ROWS, SUM_PART
 from tokenspeed_plugin.kernels.comm.peer_memory import settle
 
 if TYPE_CHECKING:
+    import ctypes
+
     from torch.distributed import ProcessGroup
+
+    from tokenspeed_plugin.kernels.comm.abi import Arrival
 
 _ALIGNED_ROWS: Final = 128
 """Parts end at multiples of it, where the tiles of a matrix product end."""
@@ -33,6 +37,14 @@ class Terms(NamedTuple):
         return self.own if self.other is None else self.own + self.other
 
 
+class Arriving(NamedTuple):
+    """A peer's rows `[rows, hidden]`, of which some may be there, and when the parts of them are."""
+
+    rows: torch.Tensor
+    parts: ctypes.Array[Arrival]
+    num_parts: int
+
+
 class Transfer(Protocol):
     """One call: the sum over ranks of a product that comes in parts."""
 
@@ -42,6 +54,10 @@ class Transfer(Protocol):
 
     def wait(self, part: int, first: int, end: int) -> Terms:
         """The terms of a part that was begun; on GPUs the current stream waits for them, and not the host."""
+        ...
+
+    def arriving(self, parts: tuple[tuple[int, int], ...]) -> Arriving | None:
+        """All parts, which were begun, for a kernel that waits for each itself; None: `wait` has to."""
         ...
 
 
@@ -117,6 +133,9 @@ class _GroupTransfer:
     def wait(self, part: int, first: int, end: int) -> Terms:
         self._works.pop(part).wait()
         return Terms(self._product[first:end])
+
+    def arriving(self, parts: tuple[tuple[int, int], ...]) -> None:
+        """NCCL says when a part is there to streams only."""
 
 
 class GroupExchange:

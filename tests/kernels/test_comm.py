@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tokenspeed_plugin.kernels.comm import library, limits, operation
-from tokenspeed_plugin.kernels.comm.abi import Params
+from tokenspeed_plugin.kernels.comm.abi import Arrival, Params, SentPart
 from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, fetched_ahead
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference, all_reduce_add_norm_reference
 from tokenspeed_plugin.kernels.registry import Platform, default_registry
@@ -175,13 +176,14 @@ def test_the_operation_keeps_to_its_schema() -> None:
     assert set(outcome.values()) == {"SUCCESS"}
 
 
-def test_the_parameter_block_names_the_same_fields_in_the_same_order() -> None:
+@pytest.mark.parametrize("block", [Params, SentPart, Arrival])
+def test_parameter_blocks_name_the_same_fields_in_the_same_order(block: type[ctypes.Structure]) -> None:
     text = (Path(library.SOURCES.folder) / "params.cuh").read_text()
-    body = re.search(r"struct Params \{(.*?)\n\};", text, re.DOTALL)
+    body = re.search(rf"struct {block.__name__} \{{(.*?)\n\}};", text, re.DOTALL)
     assert body is not None
     declarations = re.findall(r"^ *(?:const )?[\w:]+\*? ([^;]+);", body.group(1), re.MULTILINE)
     names = [re.sub(r"\[.*", "", name).strip() for declared in declarations for name in declared.split(",")]
-    assert names == [name for name, _ in Params._fields_]
+    assert names == [field[0] for field in block._fields_]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tokenspeed_plugin.kernels.comm.copies import CopyExchange, connect_copies, 
 from tokenspeed_plugin.kernels.comm.limits import MAX_PARTS
 from tokenspeed_plugin.kernels.comm.linear_operation import Linear, linear_all_reduce_add_norm
 from tokenspeed_plugin.kernels.comm.operation import ReductionGroup, all_reduce_add_norm, register_group, remove_group
-from tokenspeed_plugin.kernels.comm.overlap import Overlap
+from tokenspeed_plugin.kernels.comm.overlap import Arriving, Overlap
 from tokenspeed_plugin.kernels.comm.peer_memory import NotConnectedError, PeerMemory
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference
 
@@ -37,7 +37,7 @@ class HostLibrary:
     def event(self, device: int) -> int:
         return 0
 
-    def send(self, device: int, part: SentPart, producer: int, streams: tuple[int, int]) -> None:
+    def send(self, device: int, part: SentPart) -> None:
         self._dawdle()
         ctypes.memmove(part.target, part.source, part.num_bytes)
         ctypes.c_uint32.from_address(part.flag).value = part.value
@@ -111,29 +111,39 @@ class ReferenceKernel:
 
     max_rows = 1
 
+    def __init__(self, library: HostLibrary) -> None:
+        self.library, self.parts = library, 0
+
     def takes(self, *_: object) -> bool:
         return True
 
     def __call__(self, *_: object, **__: object) -> None:
         pytest.fail("more rows than the kernel takes")
 
-    def add_norm(
-        self, reduced: torch.Tensor, residual: torch.Tensor, *norm: Any, out: Any, other: torch.Tensor
+    def add_norm_of_parts(
+        self, own: torch.Tensor, residual: torch.Tensor, *norm: Any, out: Any, arriving: Arriving
     ) -> None:
-        for target, value in zip(out, add_norm_reference(reduced + other, residual, *norm), strict=True):
-            target.copy_(value)
+        for part in arriving.parts[: arriving.num_parts]:
+            self.library.wait(0, part.flag, part.value, 0, 0, part.event or 0)
+            rows = slice(part.first, part.end)
+            values = add_norm_reference(own[rows] + arriving.rows[rows], residual[rows], *norm)
+            for target, value in zip(out, values, strict=True):
+                target[rows].copy_(value)
+            self.parts += 1
 
 
 def test_sums_that_are_there_as_a_whole_go_the_same_way(
     exchanges: list[CopyExchange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overlap, "SUM_PART_BYTES", 64)  # parts of four rows
+    kernels: list[ReferenceKernel] = []
     draw = torch.Generator().manual_seed(2)
     steps = [torch.randn(2, rows, 8, generator=draw).bfloat16() for rows in (12, 2, 5, 3, 12, 7) * 5]
     residuals = [torch.randn(step.shape[1], 8, generator=draw).bfloat16() for step in steps]
 
     def one(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        name, kernel = f"copies {rank}", ReferenceKernel()
+        name, kernel = f"copies {rank}", ReferenceKernel(exchanges[rank].library)  # type: ignore[arg-type]
+        kernels.append(kernel)
         group = ReductionGroup(lambda _: pytest.fail("by the group"), kernel, exchange=exchanges[rank])  # type: ignore[arg-type]
         register_group(name, group)
         return [
@@ -147,6 +157,7 @@ def test_sums_that_are_there_as_a_whole_go_the_same_way(
         expected = add_norm_reference(step[0] + step[1], residual, None, EPSILON)
         for found in (own, other):
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert [kernel.parts for kernel in kernels] == [sum(max(1, step.shape[1] // 4) for step in steps)] * 2
 
 
 def test_a_large_sum_is_cut_where_its_norm_is_worth_a_launch() -> None:

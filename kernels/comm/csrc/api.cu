@@ -4,136 +4,16 @@
 
 #include <cuda_runtime.h>
 
-#include <stdio.h>
 #include <string.h>
 
-#include <algorithm>
-
-#include "all_reduce_add_norm.cuh"
+#include "exchange.cuh"
 #include "flags.cuh"
-#include "many_rows.cuh"
+#include "launch.cuh"
+#include "params.cuh"
+#include "status.cuh"
 
 namespace tokenspeed::comm {
 namespace {
-
-thread_local char error_message[512];
-
-int fail(const char* what, const char* why) {
-    snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
-    return -1;
-}
-
-int check(const char* what, cudaError_t status) {
-    if (status == cudaSuccess) return 0;
-    cudaGetLastError();  // so that the next check does not meet it again
-    return fail(what, cudaGetErrorString(status));
-}
-
-// This library has a runtime of its own, which need not know the device that the process works on.
-int use_device(int device) {
-    int current = -1;
-    if (cudaGetDevice(&current) == cudaSuccess && current == device) return 0;
-    return check("cudaSetDevice", cudaSetDevice(device));
-}
-
-using Kernel = void (*)(const Params);
-
-template <typename Element, int kRanks>
-Kernel kernel_for_lanes(int lanes_per_thread) {
-    switch (lanes_per_thread) {
-        case 1:
-            return all_reduce_add_norm_kernel<Element, kRanks, 1>;
-        case 2:
-            return all_reduce_add_norm_kernel<Element, kRanks, 2>;
-        case 4:
-            return all_reduce_add_norm_kernel<Element, kRanks, 4>;
-        default:
-            return nullptr;
-    }
-}
-
-template <typename Element>
-Kernel kernel_for_ranks(int num_ranks, int lanes_per_thread) {
-    switch (num_ranks) {
-        case 1:
-            return kernel_for_lanes<Element, 1>(lanes_per_thread);
-        case 2:
-            return kernel_for_lanes<Element, 2>(lanes_per_thread);
-        case 4:
-            return kernel_for_lanes<Element, 4>(lanes_per_thread);
-        case 6:
-            return kernel_for_lanes<Element, 6>(lanes_per_thread);
-        case 8:
-            return kernel_for_lanes<Element, 8>(lanes_per_thread);
-        default:
-            return nullptr;
-    }
-}
-
-int lanes_per_thread(int hidden) {
-    const int lanes = hidden / kLaneElements;
-    return lanes <= kMaxThreads ? 1 : lanes <= 2 * kMaxThreads ? 2 : 4;
-}
-
-Kernel kernel_for(ElementType type, int num_ranks, int hidden) {
-    const int per_thread = lanes_per_thread(hidden);
-    if (type == ElementType::kBfloat16) return kernel_for_ranks<__nv_bfloat16>(num_ranks, per_thread);
-    if (type == ElementType::kFloat16) return kernel_for_ranks<__half>(num_ranks, per_thread);
-    return nullptr;
-}
-
-template <typename Element>
-Kernel many_rows_for_lanes(int lanes_per_thread) {
-    switch (lanes_per_thread) {
-        case 1:
-            return many_rows_kernel<Element, 1>;
-        case 2:
-            return many_rows_kernel<Element, 2>;
-        case 4:
-            return many_rows_kernel<Element, 4>;
-        default:
-            return nullptr;
-    }
-}
-
-// Of two ranks.
-Kernel many_rows_for(ElementType type, int hidden) {
-    const int per_thread = lanes_per_thread(hidden);
-    if (type == ElementType::kBfloat16) return many_rows_for_lanes<__nv_bfloat16>(per_thread);
-    if (type == ElementType::kFloat16) return many_rows_for_lanes<__half>(per_thread);
-    return nullptr;
-}
-
-int num_threads(int hidden) {
-    const int lanes = hidden / kLaneElements, per_thread = lanes_per_thread(hidden);
-    return ((lanes + per_thread - 1) / per_thread + 31) / 32 * 32;
-}
-
-int refusal(const Params& p) {
-    if (p.hidden < kLaneElements || p.hidden % kLaneElements != 0 || p.hidden / kLaneElements > kMaxLanes) {
-        return fail("hidden", "allowed: multiples of 8 from 8 to 16384");
-    }
-    if (p.num_ranks > 1 && (p.rows > p.max_rows || p.rank < 0 || p.rank >= p.num_ranks)) {
-        return fail("rows or rank", "allowed: up to max_rows rows, ranks below num_ranks");
-    }
-    if (p.weight != nullptr && p.weight_type != p.element_type && p.weight_type != ElementType::kFloat32) {
-        return fail("weight", "allowed: the type of the elements, or fp32");
-    }
-    if (p.ahead != nullptr && (p.num_ranks == 1 || p.ahead_rows < 1 || p.ahead_bytes < kLaneBytes ||
-                               p.ahead_bytes % kLaneBytes != 0 || p.ahead_stride % kLaneBytes != 0)) {
-        return fail("ahead", "allowed: with several ranks, rows of multiples of 16 bytes");
-    }
-    if (p.most_blocks != 0 && (p.num_ranks != 2 || p.most_blocks < 0)) {
-        return fail("most_blocks", "allowed: with two ranks, more than 0");
-    }
-    return 0;
-}
-
-int load(Kernel kernel) {
-    if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
-    cudaFuncAttributes attributes;
-    return check("loading a kernel", cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
-}
 
 // The words of a probe: rank r writes word r of every peer.
 __global__ void probe_kernel(const __grid_constant__ Params params, uint64_t base) {
@@ -248,26 +128,23 @@ int tokenspeed_comm_blocks_at_once(int device, const Params* params, int32_t* bl
 }
 
 int tokenspeed_comm_all_reduce_add_norm(int device, const Params* params, void* stream) {
-    if (params->rows == 0) return 0;
-    if (const int status = refusal(*params); status != 0) return status;
-    const bool many = params->most_blocks > 0;
-    const Kernel kernel = many ? many_rows_for(params->element_type, params->hidden)
-                               : kernel_for(params->element_type, params->num_ranks, params->hidden);
-    if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
     if (const int status = use_device(device); status != 0) return status;
-    cudaLaunchConfig_t config = {};
-    const int ahead_blocks = params->ahead == nullptr ? 0 : std::min(params->ahead_rows, kAheadBlocks);
-    config.gridDim = dim3(many ? std::min(params->rows, params->most_blocks) : params->rows + ahead_blocks);
-    config.blockDim = dim3(num_threads(params->hidden));
-    config.stream = static_cast<cudaStream_t>(stream);
-    cudaLaunchAttribute attribute;
-    if (params->launch_flags & kDependentLaunch) {
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = &attribute;
-        config.numAttrs = 1;
+    return launch(*params, static_cast<cudaStream_t>(stream));
+}
+
+// Sums of parts that come one after the other: for each part waits for this rank's copy and the peer's flag, then adds
+// and normalises its rows. `whole`: a call of one rank for all rows.
+int tokenspeed_comm_add_norm_of_parts(int device, const Params* whole, const Arrival* parts, int num_parts,
+                                      void* stream) {
+    if (const int status = use_device(device); status != 0) return status;
+    const auto on = static_cast<cudaStream_t>(stream);
+    for (int i = 0; i < num_parts; ++i) {
+        const Arrival& part = parts[i];
+        int status = await(part.flag, part.value, whole->timeout_ns, on, part.event);
+        if (status == 0) status = launch(part_of(*whole, part.first, part.end), on);
+        if (status != 0) return status;
     }
-    return check("all_reduce_add_norm", cudaLaunchKernelEx(&config, kernel, *params));
+    return 0;
 }
 
 // Mark in a stream, for tokenspeed_comm_send: made once and used again.
@@ -277,22 +154,24 @@ int tokenspeed_comm_event(int device, void** event) {
                  cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming));
 }
 
-// Once `producer` has come to where it is now, copies to a peer's memory on `stream`, which only copies, and then
-// writes the peer's flag on `flags`. The copy engines do the first: no multiprocessor is taken from the kernels of
+// Once the producer has come to where it is now, copies to a peer's memory on one stream, which only copies, and then
+// writes the peer's flag on another. The copy engines do the first: no multiprocessor is taken from the kernels of
 // other streams. The second needs a free multiprocessor, and a matrix product leaves none until it ends: on a stream of
-// its own it keeps no later copy waiting. `event` then marks the end of the copy.
-int tokenspeed_comm_send(int device, const void* source, void* target, int64_t bytes, uint32_t* flag, uint32_t value,
-                         void* producer, void* stream, void* flags, void* event) {
+// its own it keeps no later copy waiting.
+int tokenspeed_comm_send(int device, const SentPart* part) {
     if (const int status = use_device(device); status != 0) return status;
-    const auto on = static_cast<cudaStream_t>(stream), behind = static_cast<cudaStream_t>(flags);
-    const auto mark = static_cast<cudaEvent_t>(event);
-    int status = check("cudaEventRecord", cudaEventRecord(mark, static_cast<cudaStream_t>(producer)));
+    const auto on = static_cast<cudaStream_t>(part->copies), behind = static_cast<cudaStream_t>(part->flags);
+    const auto mark = static_cast<cudaEvent_t>(part->event);
+    int status = check("cudaEventRecord", cudaEventRecord(mark, static_cast<cudaStream_t>(part->producer)));
     if (status == 0) status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(on, mark, 0));
-    if (status == 0) status = check("cudaMemcpyAsync", cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, on));
+    if (status == 0) {
+        status = check("cudaMemcpyAsync",
+                       cudaMemcpyAsync(part->target, part->source, part->num_bytes, cudaMemcpyDefault, on));
+    }
     if (status == 0) status = check("cudaEventRecord", cudaEventRecord(mark, on));
     if (status == 0) status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(behind, mark, 0));
     if (status != 0) return status;
-    raise_flag_kernel<<<1, 1, 0, behind>>>(flag, value);
+    raise_flag_kernel<<<1, 1, 0, behind>>>(part->flag, part->value);
     return check("raise_flag", cudaGetLastError());
 }
 
@@ -300,10 +179,6 @@ int tokenspeed_comm_send(int device, const void* source, void* target, int64_t b
 int tokenspeed_comm_await(int device, const uint32_t* flag, uint32_t value, uint64_t timeout_ns, void* stream,
                           void* event) {
     if (const int status = use_device(device); status != 0) return status;
-    const auto on = static_cast<cudaStream_t>(stream);
-    const int status = check("cudaStreamWaitEvent", cudaStreamWaitEvent(on, static_cast<cudaEvent_t>(event), 0));
-    if (status != 0) return status;
-    await_flag_kernel<<<1, 1, 0, on>>>(flag, value, timeout_ns);
-    return check("await_flag", cudaGetLastError());
+    return await(flag, value, timeout_ns, static_cast<cudaStream_t>(stream), event);
 }
 }

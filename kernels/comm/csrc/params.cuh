@@ -42,6 +42,27 @@ struct Params {
     float epsilon, weight_offset;           // the norm multiplies by weight + weight_offset
 };
 
+// A part of a sum that goes to the peer; mirrored in abi.py.
+struct SentPart {
+    const void* source;
+    void* target;
+    uint32_t* flag;  // the peer's, which is set to `value` behind the copy
+    void* event;     // marks the end of the copy
+    void* producer;  // stream that makes the source
+    void* copies;    // streams for the copies and for the flags
+    void* flags;
+    int64_t num_bytes;
+    uint32_t value;
+};
+
+// A part of a sum that a peer sends: rows `first` to `end`; mirrored in abi.py.
+struct Arrival {
+    const uint32_t* flag;  // this rank's, which the peer sets to `value` or a later one
+    void* event;           // end of this rank's own copy of the part
+    uint32_t value;
+    int32_t first, end;
+};
+
 // Bytes of one row in one slot.
 __host__ __device__ constexpr int64_t row_bytes(int hidden) {
     return static_cast<int64_t>(hidden / kLaneElements) * kLaneBytes;
