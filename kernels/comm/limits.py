@@ -18,13 +18,14 @@ Set when twice the payload was sent: on two H200s 1.0 MiB took 9.7 us where vLLM
 where they took 16.0."""
 
 LARGE_SUM_RANKS: Final = 2
+LARGE_SUM_HIDDEN: Final = 8192
 LARGE_SUM_BYTES: Final = 64 << 20
 """The same between two ranks, where a ring moves no fewer bytes; 0: what `MAX_SENT_BYTES` leaves goes by copies or the group's own all-reduce.
 
 Each rank has to read the other's terms or their sum, so n bytes of terms put at least n on the link in each direction. The whole term does it
 in one step; halves that are summed and sent back do it in two, and halves that are also normalised there send 1.5 n. What is spent for the one
 step is memory traffic: both ranks add and normalise all rows, which takes half as long as the link takes and runs meanwhile. Staging memory is
-three times the payload."""
+three times the payload. Longer rows leave too few registers."""
 
 AHEAD_BYTES: Final = 0
 """Of the next layer's weights that a call brings into the L2, at most; off, because with 12 MiB decode steps of 16 rows took 8% longer on two
@@ -51,14 +52,16 @@ def num_parts(rows: int, part_rows: int = PART_ROWS) -> int:
 def fitting_rows(hidden: int, num_ranks: int, step_rows: int = 0) -> int:
     """Rows that one call should have, at most, where steps have up to `step_rows`."""
     small = max(1, min(MAX_ROWS, MAX_SENT_BYTES // (hidden * 2 * max(num_ranks - 1, 1))))
-    large = min(step_rows, LARGE_SUM_BYTES // (hidden * 2)) if num_ranks == LARGE_SUM_RANKS else 0
-    return max(small, large)
+    return max(small, min(step_rows, _large_rows(hidden, num_ranks)))
 
 
 def most_rows(hidden: int, num_ranks: int) -> int:
     """Rows that one call can have; from `fitting_rows` on only two ranks gain by it."""
-    large = LARGE_SUM_BYTES // (hidden * 2) if num_ranks == LARGE_SUM_RANKS else 0
-    return max(MAX_ROWS, large)
+    return max(MAX_ROWS, _large_rows(hidden, num_ranks))
+
+
+def _large_rows(hidden: int, num_ranks: int) -> int:
+    return LARGE_SUM_BYTES // (hidden * 2) if num_ranks == LARGE_SUM_RANKS and hidden <= LARGE_SUM_HIDDEN else 0
 
 
 def fetched_bytes(rows: int, row_bytes: int) -> int:

@@ -212,7 +212,14 @@ def test_more_ranks_and_longer_rows_leave_fewer_of_them_to_one_call(hidden: int,
 
 @pytest.mark.parametrize(
     ("hidden", "ranks", "step_rows", "rows"),
-    [(4096, 2, 8192, 8192), (4096, 2, 9000, 8192), (2048, 2, 500, 500), (4096, 2, 64, 128), (4096, 4, 8192, 42)],
+    [
+        (4096, 2, 8192, 8192),
+        (4096, 2, 9000, 8192),
+        (2048, 2, 500, 500),
+        (4096, 2, 64, 128),
+        (4096, 4, 8192, 42),
+        (16384, 2, 8192, 32),
+    ],
 )
 def test_between_two_ranks_one_call_takes_all_rows_of_a_step_up_to_a_limit(
     hidden: int, ranks: int, step_rows: int, rows: int

@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_row(const Params& params, int64_t row, con
 
 // The sum of all ranks' values, rounded to the type of the elements.
 template <typename Element, int kRanks, int kLanes>
-__device__ __forceinline__ uint4 sum_over_ranks(const RowExchange& exchange, int lane, const uint4& own) {
+__device__ __forceinline__ uint4 sum_over_ranks(const RowExchange<kRanks>& exchange, int lane, const uint4& own) {
     constexpr int kAtOnce = kLanes > 2        ? 2
                             : kRanks < 4      ? kRanks
                             : kRanks % 4 == 0 ? 4
@@ -147,7 +147,7 @@ __device__ __forceinline__ uint4 sum_over_ranks(const RowExchange& exchange, int
 #pragma unroll
     for (int first = 0; first < kRanks; first += kAtOnce) {
         uint4 terms[kAtOnce];
-        exchange.receive<kAtOnce>(lane, first, own, terms);
+        exchange.template receive<kAtOnce>(lane, first, own, terms);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const Lane term = Lane::unpack<Element>(terms[i]);
@@ -192,7 +192,9 @@ __device__ __forceinline__ void fetch_lines(const Params& params, int64_t row, i
             fetch_line(residual + row * (params.residual_stride / kLaneElements) + lane);
         }
         if (params.rows > kFewRows) continue;
-        for (int place = 0; place < kSlots * (params.num_ranks - 1); ++place) {  // [slot][other rank]
+        const int places = num_places(params.num_ranks);
+        for (int place = 0; place < kSlots * places; ++place) {  // [slot][place]
+            if (places > 1 && place % places == params.rank) continue;
             const int64_t offset = (place * static_cast<int64_t>(params.max_rows) + row) * row_bytes(params.hidden);
             fetch_line(static_cast<const char*>(params.staging[params.rank]) + offset + lane * kLaneBytes);
         }
@@ -212,9 +214,9 @@ __device__ __forceinline__ uint32_t next_slot(const Params& params, int64_t row)
 // lines that were written long ago, which the weights of the products since then have driven out of the L2. All that is
 // read, the slot of the last call first, and all that is written, here and in the peers' memory, comes behind the wait,
 // which returns when every earlier kernel has ended and what it wrote is visible. So a launch that starts early does
-// nothing before the previous launch has ended, as exchange.cuh wants it. The next kernel may start early, too, once all
-// blocks of this one run: the product of a few rows (kernels/linear) then reads its weights while ranks wait for each
-// other. A kernel that was not launched to do so starts when this one has ended.
+// nothing before the previous launch has ended, as exchange.cuh wants it. The next kernel may start early, too, once
+// all blocks of this one run: the product of a few rows (kernels/linear) then reads its weights while ranks wait for
+// each other. A kernel that was not launched to do so starts when this one has ended.
 template <typename Element, int kRanks, int kLanes>
 __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const __grid_constant__ Params params) {
     if constexpr (kRanks > 1) {
@@ -240,17 +242,17 @@ __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const 
         branch[i] = residual[i] = weight[i] = make_uint4(0, 0, 0, 0);
         if (lane < lanes) branch[i] = load_lane(params.branch, row * (params.branch_stride / kLaneElements) + lane);
     }
-    const RowExchange exchange(params, static_cast<int>(row), slot);
+    const RowExchange<kRanks> exchange(params, static_cast<int>(row), slot);
     if constexpr (kRanks > 1) {
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
-            if (lane < lanes) exchange.send<kRanks>(lane, branch[i]);
+            if (lane < lanes) exchange.send(lane, branch[i]);
         }
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
-            if (lane < lanes) exchange.make_blank<kRanks>(lane);
+            if (lane < lanes) exchange.make_blank(lane);
         }
     }
 #pragma unroll

@@ -106,14 +106,15 @@ int tokenspeed_comm_prepare(int device, const Params* params) {
             return status;
         }
     }
-    return params->num_ranks == 2 ? load(many_rows_for(params->element_type, params->hidden)) : 0;
+    const Kernel many = params->num_ranks == 2 ? many_rows_for(params->element_type, params->hidden) : nullptr;
+    return many == nullptr ? 0 : load(many);
 }
 
 // Blocks of a launch with many rows that run at once, less one: see many_rows.cuh.
 int tokenspeed_comm_blocks_at_once(int device, const Params* params, int32_t* blocks) {
     if (const int status = refusal(*params); status != 0) return status;
     const Kernel kernel = many_rows_for(params->element_type, params->hidden);
-    if (kernel == nullptr || params->num_ranks != 2) return fail("many rows", "allowed: bf16 or fp16, 2 ranks");
+    if (kernel == nullptr || params->num_ranks != 2) return fail("many rows", "allowed: 2 ranks, up to 8192 elements");
     if (const int status = use_device(device); status != 0) return status;
     int on_each = 0, multiprocessors = 0;
     int status = check("cudaOccupancyMaxActiveBlocksPerMultiprocessor",

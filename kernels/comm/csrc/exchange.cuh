@@ -83,6 +83,7 @@ class Patience {
 };
 
 // One row's place in the staging memory of all ranks, for one call.
+template <int kRanks>
 class RowExchange {
   public:
     __device__ RowExchange(const Params& params, int row, uint32_t slot) : params_(params) {
@@ -93,7 +94,6 @@ class RowExchange {
     }
 
     // Writes 16 bytes of this rank's row to every other rank.
-    template <int kRanks>
     __device__ __forceinline__ void send(int lane, const uint4& data) const {
         const uint4 words =
             make_uint4(never_blank(data.x), never_blank(data.y), never_blank(data.z), never_blank(data.w));
@@ -105,7 +105,6 @@ class RowExchange {
     }
 
     // Makes 16 bytes of every other rank's place blank for the call after the next one.
-    template <int kRanks>
     __device__ __forceinline__ void make_blank(int lane) const {
 #pragma unroll
         for (int step = 1; step < kRanks; ++step) {
@@ -122,8 +121,10 @@ class RowExchange {
         while (true) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
-                if (first + i != params_.rank)
+                // This rank's own place, if there is one, stays blank; what it holds is not looked at.
+                if (num_places(kRanks) > 1 || first + i != params_.rank) {
                     data[i] = read_words(address(row_offset_, params_.rank, first + i, lane));
+                }
             }
             bool all = true;
 #pragma unroll
@@ -141,13 +142,12 @@ class RowExchange {
 
   private:
     __device__ __forceinline__ int64_t slot_offset(uint32_t slot) const {
-        return static_cast<int64_t>(slot) * (params_.num_ranks - 1) * source_stride_;
+        return static_cast<int64_t>(slot) * num_places(kRanks) * source_stride_;
     }
 
-    // Of what `source`, which is not `owner`, writes to `owner`.
     __device__ __forceinline__ char* address(int64_t offset, int owner, int source, int lane) const {
         char* base = static_cast<char*>(params_.staging[owner]);
-        const int place = source < owner ? source : source - 1;
+        const int place = num_places(kRanks) == 1 ? 0 : source;
         return base + offset + place * source_stride_ + static_cast<int64_t>(lane) * kLaneBytes;
     }
 

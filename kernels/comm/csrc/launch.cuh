@@ -70,14 +70,12 @@ Kernel many_rows_for_lanes(int lanes_per_thread) {
             return many_rows_kernel<Element, 1>;
         case 2:
             return many_rows_kernel<Element, 2>;
-        case 4:
-            return many_rows_kernel<Element, 4>;
-        default:
+        default:  // longer rows leave too few registers for two of them
             return nullptr;
     }
 }
 
-// Of two ranks.
+// Of two ranks; null for rows of more than 8192.
 Kernel many_rows_for(ElementType type, int hidden) {
     const int per_thread = lanes_per_thread(hidden);
     if (type == ElementType::kBfloat16) return many_rows_for_lanes<__nv_bfloat16>(per_thread);

@@ -32,39 +32,32 @@ struct SentRow {
             own[i] = make_uint4(0, 0, 0, 0);
             if (lane < lanes) own[i] = load_lane(params.branch, row * (params.branch_stride / kLaneElements) + lane);
         }
-        const RowExchange exchange(params, static_cast<int>(row), slot);
+        const RowExchange<2> exchange(params, static_cast<int>(row), slot);
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
-            if (lane < lanes) exchange.send<2>(lane, own[i]);
+            if (lane < lanes) exchange.send(lane, own[i]);
         }
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
-            if (lane < lanes) exchange.make_blank<2>(lane);
+            if (lane < lanes) exchange.make_blank(lane);
         }
     }
 };
 
 template <typename Element, int kLanes>
 __global__ void __launch_bounds__(kMaxThreads) many_rows_kernel(const __grid_constant__ Params params) {
-    __shared__ float
-        partial[2][kMaxThreads / 32];  // in turn: who is behind still reads the one, who is ahead writes the other
+    // In turn: warps that are behind still read the one while those ahead write the other.
+    __shared__ float partial[2][kMaxThreads / 32];
     asm volatile("griddepcontrol.wait;" ::: "memory");  // everything below may be written by the previous kernel
     const int lanes = params.hidden / kLaneElements;
     const bool has_packed_weight = params.weight != nullptr && params.weight_type != ElementType::kFloat32;
     SentRow<kLanes> current;
     current.send(params, blockIdx.x);
-    uint4 weight[kLanes];
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-        const int lane = threadIdx.x + i * blockDim.x;
-        weight[i] = make_uint4(0, 0, 0, 0);
-        if (has_packed_weight && lane < lanes) weight[i] = load_lane(params.weight, lane);
-    }
     for (int turn = 0; current.row < params.rows; turn ^= 1) {
         const int64_t row = current.row, next = row + gridDim.x;
-        uint4 residual[kLanes];
+        uint4 residual[kLanes], weight[kLanes];
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
@@ -77,16 +70,26 @@ __global__ void __launch_bounds__(kMaxThreads) many_rows_kernel(const __grid_con
         following.row = next;
         if (next < params.rows) following.send(params, next);
 
-        const RowExchange exchange(params, static_cast<int>(row), current.slot);
+        const RowExchange<2> exchange(params, static_cast<int>(row), current.slot);
         Lane total[kLanes];
         float squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
             const int lane = threadIdx.x + i * blockDim.x;
             if (lane >= lanes) continue;
-            total[i] = Lane::unpack<Element>(sum_over_ranks<Element, 2, kLanes>(exchange, lane, current.own[i]));
+            uint4 other[1];
+            exchange.template receive<1>(lane, 1 - params.rank, current.own[i], other);
+            Lane sum = Lane::unpack<Element>(current.own[i]);  // of two: the same in either order
+            sum.add(Lane::unpack<Element>(other[0]));
+            total[i] = Lane::unpack<Element>(sum.template pack<Element>());
             total[i].add(Lane::unpack<Element>(residual[i]));
             squares += total[i].sum_of_squares();
+        }
+#pragma unroll
+        for (int i = 0; i < kLanes; ++i) {  // here, not once: registers are dearer than a row from the L1
+            const int lane = threadIdx.x + i * blockDim.x;
+            weight[i] = make_uint4(0, 0, 0, 0);
+            if (has_packed_weight && lane < lanes) weight[i] = load_lane(params.weight, lane);
         }
         const float sum = block_sum(squares, partial[turn]);
         if (threadIdx.x == 0) params.last_slots[row] = current.slot;

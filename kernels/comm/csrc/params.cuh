@@ -68,9 +68,12 @@ __host__ __device__ constexpr int64_t row_bytes(int hidden) {
     return static_cast<int64_t>(hidden / kLaneElements) * kLaneBytes;
 }
 
-// Staging memory of one rank: [slot][other rank][row] of row_bytes each.
+// Places for the rows of other ranks: one between two, else one for each rank, which is cheaper to find.
+__host__ __device__ constexpr int num_places(int num_ranks) { return num_ranks == 2 ? 1 : num_ranks; }
+
+// Staging memory of one rank: [slot][place][row] of row_bytes each.
 __host__ __device__ constexpr int64_t staging_bytes(int num_ranks, int max_rows, int hidden) {
-    return kSlots * (num_ranks - 1) * static_cast<int64_t>(max_rows) * row_bytes(hidden);
+    return kSlots * num_places(num_ranks) * static_cast<int64_t>(max_rows) * row_bytes(hidden);
 }
 
 }  // namespace tokenspeed::comm
