@@ -4,7 +4,7 @@
 ``python -m benchmarks.mla [--passes N] [--parts small large long fp8 prefill] [--check] [--json FILE]``. All run in one process
 on the same inputs, each as a CUDA graph of 20 calls; the KV cache rotates over at least four times the L2 cache. Every pass
 times all cells of all parts once, the implementations of a cell one behind the other, in the other direction in every second
-pass; figures are medians over passes. Planning kernels are left out for all; ours is reported by itself.
+pass, each after it has run alone for a while; figures are medians over passes. Planning kernels are left out for all; ours is reported by itself.
 
 ``--total-seconds`` begins no pass that would end later, and the file of ``--json`` is written after each pass. ``--peers DIR``
 names a folder with vLLM's shared objects (`_flashmla_C`, `_flashmla_extension_C`, `_vllm_fa3_C`) for a machine on which vLLM

@@ -12,8 +12,15 @@ GRAPH_CALLS = 20
 _WARM_CALLS = 3
 
 
-def time_us(call: Callable[[int], None], replays: int = 9) -> float:
-    """Median over `replays` of a graph of GRAPH_CALLS calls, in microseconds per call; `call(i)` launches the i-th."""
+def time_us(call: Callable[[int], None], replays: int = 9, settle_us: float = 0.0) -> float:
+    """Median over `replays` of a graph of GRAPH_CALLS calls, in microseconds per call.
+
+    Args:
+        call: `call(i)` launches the i-th.
+        replays: how often the graph is timed.
+        settle_us: device time for which it runs before. What keeps the whole GPU busy is faster or slower by what ran
+            before it, so implementations that are compared are each timed behind themselves.
+    """
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         for i in range(_WARM_CALLS):
@@ -23,6 +30,9 @@ def time_us(call: Callable[[int], None], replays: int = 9) -> float:
     with torch.cuda.graph(graph):
         for i in range(GRAPH_CALLS):
             call(i)
+    ran_us = 0.0
+    while ran_us < settle_us:
+        ran_us += replay_us(graph)
     return call_us(graph, replays)
 
 

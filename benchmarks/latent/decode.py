@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.latent.cells import Cell
 from benchmarks.latent.fp8 import Fp8Bench
-from benchmarks.latent.passes import REPLAYS, in_turn, medians
-from benchmarks.latent.peers import PEERS, FlashMlaFp8, Peer, PeerUnavailableError, TritonMla
+from benchmarks.latent.passes import REPLAYS, in_turn, medians, settle_us
+from benchmarks.latent.peers import PEERS, FlashAttention3, FlashMlaFp8, Peer, PeerUnavailableError, TritonMla
 from benchmarks.latent.timing import Inputs, Sweep, copy_bytes_per_s
 from benchmarks.report import MissingFigureError
 from tokenspeed_plugin.kernels.graph_timing import time_us
@@ -88,17 +88,19 @@ class DecodeBench:
     def run(self, cell: Cell, number: int) -> None:
         """Time all implementations of a pass on one cell, in bf16."""
         inputs, measured = Inputs(cell, PAGE_TOKENS, self.pool), self._of(cell)
+        settle = settle_us(measured.floor_us)
         outputs: dict[str, torch.Tensor] = {}
         times_us: dict[str, float] = {}
         names = [OURS, *self._peers, *([SWEEP] if cell in self._sweeps else [])]
         for name in in_turn(names, number):
             if name == OURS:
-                times_us[name], measured.plan_us, outputs[name] = time_ours(inputs, REPLAYS)
+                times_us[name], measured.plan_us, outputs[name] = time_ours(inputs, REPLAYS, settle)
             elif name == SWEEP:
-                times_us[name] = self._sweep.time_us(inputs, REPLAYS)
+                times_us[name] = self._sweep.time_us(inputs, REPLAYS, settle)
             else:
                 with contextlib.suppress(PeerUnavailableError):  # not on this cell
-                    times_us[name], outputs[name] = self._peers[name].time_us(inputs, REPLAYS)
+                    found, outputs[name] = peer_us(self._peers[name], inputs, settle)
+                    times_us.update(found)
         measured.add(number, times_us)
         result = outputs.pop(OURS).float()
         for other in outputs.values():
@@ -116,7 +118,15 @@ class DecodeBench:
         return self.measured.setdefault(cell, Measured(cell, cell.floor_us(self.bytes_per_s)))
 
 
-def time_ours(inputs: Inputs, replays: int = 9) -> tuple[float, float, torch.Tensor]:
+def peer_us(peer: Peer, inputs: Inputs, settle: float) -> tuple[dict[str, float], torch.Tensor]:
+    """Microseconds of a pass by implementation and setting, and the output on the first part of the KV cache."""
+    if isinstance(peer, FlashAttention3):
+        return peer.settings_us(inputs, REPLAYS, settle)
+    timed, out = peer.time_us(inputs, REPLAYS, settle)
+    return {peer.name: timed}, out
+
+
+def time_ours(inputs: Inputs, replays: int = 9, settle: float = 0.0) -> tuple[float, float, torch.Tensor]:
     """Microseconds of decode and of planning, and the output on the first part of the KV cache."""
     cell, device = inputs.cell, inputs.q.device
     workspace = MlaWorkspace(cell.heads, cell.query_tokens, cell.requests, device)
@@ -130,7 +140,7 @@ def time_ours(inputs: Inputs, replays: int = 9) -> tuple[float, float, torch.Ten
     def launch(call: int) -> None:
         mla_decode(q_nope, q_rope, inputs.kv_cache, plans[inputs.part(call)], inputs.scale, out=out, lse=lse)
 
-    decode_us = time_us(launch, replays)
+    decode_us = time_us(launch, replays, settle)
     plan_us = time_us(lambda _: plans[0].update(inputs.seq_lens, inputs.block_tables[0], inputs.page_tokens), replays)
     launch(0)
     return decode_us, plan_us, out

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.latent.cells import Cell
-from benchmarks.latent.passes import REPLAYS, in_turn
+from benchmarks.latent.passes import REPLAYS, in_turn, settle_us
 from benchmarks.latent.peers import FlashMlaFp8, PeerUnavailableError
 from benchmarks.latent.timing import Inputs
 from benchmarks.report import Bar, MissingFigureError
@@ -26,6 +26,8 @@ SHORT_ROWS = 32
 LONG_FLOOR_US = 140
 LARGEST_POOL_BYTES = 16 * 65536 * 576 * 3
 BLOCK_ELEMENTS = 1 << 22
+READ_BYTES_PER_S = 4e12
+"""About what an H200 reads, to tell long calls from short ones."""
 
 
 class Measured(Protocol):
@@ -57,17 +59,18 @@ class Fp8Bench:
         """Microseconds of a pass by implementation, and the relative difference of ours to the peer's output."""
         inputs = Inputs(cell, page_tokens, self.pool)
         one = torch.ones(1, device=self.pool.device)
+        settle = settle_us(cell.floor_us(READ_BYTES_PER_S))
         times_us, outputs = {}, {}
         for name in in_turn([OURS, PEER], number):
             if name == OURS:
-                times_us[name], outputs[name] = time_ours(inputs, one, REPLAYS)
+                times_us[name], outputs[name] = time_ours(inputs, one, REPLAYS, settle)
             elif self.peer is not None:
-                times_us[name], outputs[name] = self.peer.time_us(inputs, one, REPLAYS)
+                times_us[name], outputs[name] = self.peer.time_us(inputs, one, REPLAYS, settle)
         out, theirs = outputs[OURS].float(), outputs.get(PEER, outputs[OURS]).float()
         return times_us, ((out - theirs).norm() / theirs.norm()).item()
 
 
-def time_ours(inputs: Inputs, scale: torch.Tensor, replays: int) -> tuple[float, torch.Tensor]:
+def time_ours(inputs: Inputs, scale: torch.Tensor, replays: int, settle: float) -> tuple[float, torch.Tensor]:
     """Microseconds of decode, and the output on the first part of the KV cache."""
     cell, device = inputs.cell, inputs.q.device
     workspace = fp8_workspace(cell.heads, cell.query_tokens, cell.requests, device)
@@ -81,7 +84,7 @@ def time_ours(inputs: Inputs, scale: torch.Tensor, replays: int) -> tuple[float,
         plan = plans[inputs.part(call)]
         mla_decode_fp8(inputs.q, inputs.kv_cache, plan, inputs.scale, scale, scale, out=out, lse=lse)
 
-    decode_us = time_us(launch, replays)
+    decode_us = time_us(launch, replays, settle)
     launch(0)
     return decode_us, out
 

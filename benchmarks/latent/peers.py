@@ -13,6 +13,7 @@ import torch
 from benchmarks.latent.timing import Inputs
 from tokenspeed_plugin.kernels.graph_timing import time_us
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS
+from tokenspeed_plugin.kernels.mla.solutions import SETTING
 
 FA3_SPLITS = (0, 32, 132)
 
@@ -43,7 +44,7 @@ class FlashMla:
         _load(("vllm._flashmla_C", "_flashmla_C"), folder)
         self._decode = torch.ops._flashmla_C.dense_decode_fwd
 
-    def time_us(self, inputs: Inputs, replays: int = 9) -> tuple[float, torch.Tensor]:
+    def time_us(self, inputs: Inputs, replays: int = 9, settle_us: float = 0.0) -> tuple[float, torch.Tensor]:
         """Return microseconds and the output on the first part of the KV cache."""
         cell = inputs.cell
         q = inputs.q.view(cell.requests, cell.query_tokens, cell.heads, -1)
@@ -57,7 +58,9 @@ class FlashMla:
             return result
 
         out, _, plan, splits = launch(0, None, None)
-        return time_us(lambda call: void(launch(inputs.part(call), plan, splits)), replays), out.flatten(0, 1)
+        return time_us(lambda call: void(launch(inputs.part(call), plan, splits)), replays, settle_us), out.flatten(
+            0, 1
+        )
 
 
 class FlashMlaFp8:
@@ -69,7 +72,9 @@ class FlashMlaFp8:
         _load(("vllm._flashmla_extension_C", "_flashmla_extension_C"), folder)
         self._ops = torch.ops._flashmla_extension_C
 
-    def time_us(self, inputs: Inputs, scale: torch.Tensor, replays: int = 9) -> tuple[float, torch.Tensor]:
+    def time_us(
+        self, inputs: Inputs, scale: torch.Tensor, replays: int = 9, settle_us: float = 0.0
+    ) -> tuple[float, torch.Tensor]:
         """Return microseconds and the output on the first part of the KV cache; `scale` is both operands' factor."""
         cell = inputs.cell
         q = inputs.q.view(cell.requests, cell.query_tokens, cell.heads, -1)
@@ -81,7 +86,7 @@ class FlashMlaFp8:
             result: torch.Tensor = self._ops.fwd_kvcache_mla_fp8(*before, *plan, scale, scale)[0]
             return result
 
-        return time_us(lambda call: void(launch(inputs.part(call))), replays), launch(0).flatten(0, 1)
+        return time_us(lambda call: void(launch(inputs.part(call))), replays, settle_us), launch(0).flatten(0, 1)
 
 
 class FlashAttention3:
@@ -93,13 +98,20 @@ class FlashAttention3:
         _load(("vllm.vllm_flash_attn._vllm_fa3_C", "_vllm_fa3_C"), folder)
         self._ops = torch.ops._vllm_fa3_C
 
-    def time_us(self, inputs: Inputs, replays: int = 9) -> tuple[float, torch.Tensor]:
-        """Return microseconds and the output on the first part of the KV cache."""
-        return min((self._time_us(inputs, splits, replays) for splits in FA3_SPLITS), key=lambda timed: timed[0])
+    def time_us(self, inputs: Inputs, replays: int = 9, settle_us: float = 0.0) -> tuple[float, torch.Tensor]:
+        """Return microseconds at the best setting, and the output on the first part of the KV cache."""
+        times_us, out = self.settings_us(inputs, replays, settle_us)
+        return min(times_us.values()), out
 
-    def _time_us(self, inputs: Inputs, splits: int, replays: int) -> tuple[float, torch.Tensor]:
-        launch = self.prepared(inputs, splits)
-        return time_us(lambda call: void(launch(inputs.part(call))), replays), launch(0)
+    def settings_us(self, inputs: Inputs, replays: int, settle_us: float) -> tuple[dict[str, float], torch.Tensor]:
+        """Return microseconds of each split setting by name, and the output of the last one."""
+        times_us = {}
+        for splits in FA3_SPLITS:
+            launch = self.prepared(inputs, splits)
+            timed = time_us(lambda call, launch=launch: void(launch(inputs.part(call))), replays, settle_us)
+            times_us[f"{self.name}{SETTING}{splits}"] = timed
+            out = launch(0)
+        return times_us, out
 
     def prepared(self, inputs: Inputs, splits: int) -> Callable[[int], torch.Tensor]:
         """Plan for a number of splits; what is returned decodes a part of the KV cache."""
@@ -148,7 +160,7 @@ class TritonMla:
         _load(("vllm.v1.attention.ops.triton_decode_attention",), folder)
         self._module = sys.modules["vllm.v1.attention.ops.triton_decode_attention"]
 
-    def time_us(self, inputs: Inputs, replays: int = 9) -> tuple[float, torch.Tensor]:
+    def time_us(self, inputs: Inputs, replays: int = 9, settle_us: float = 0.0) -> tuple[float, torch.Tensor]:
         """Return microseconds and the output on the first part of the KV cache."""
         cell = inputs.cell
         if cell.query_tokens != 1:
@@ -180,7 +192,7 @@ class TritonMla:
                 is_mla=True,
             )
 
-        timed = time_us(lambda call: launch(inputs.part(call)), replays)
+        timed = time_us(lambda call: launch(inputs.part(call)), replays, settle_us)
         launch(0)
         return timed, out
 

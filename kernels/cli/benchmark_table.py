@@ -11,7 +11,14 @@ from typing import Any
 from tokenspeed_plugin.kernels.autotune import TuningTable, median_table
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE as CACHED_PREFILL
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
-from tokenspeed_plugin.kernels.mla.solutions import BENCHMARK_NAMES, BF16, FP8, FP8_BENCHMARK_NAMES, decode_shape
+from tokenspeed_plugin.kernels.mla.solutions import (
+    BENCHMARK_NAMES,
+    BF16,
+    FP8,
+    FP8_BENCHMARK_NAMES,
+    SETTING,
+    decode_shape,
+)
 
 
 class NoBenchmarkError(ValueError):
@@ -35,7 +42,7 @@ def gpu_and_table(paths: Sequence[Path]) -> tuple[str, TuningTable]:
             raise NoBenchmarkError(f"{path} is no output of benchmarks.mla --json: {error!r}") from error
         if origins[-1] != origins[0]:
             raise NoBenchmarkError(f"{path} is of another GPU or of other kernels than {paths[0]}")
-    return origins[0][0], median_table(tables)
+    return origins[0][0], _best_settings(median_table(tables))
 
 
 def _tables(document: dict[str, Any]) -> Iterator[TuningTable]:
@@ -44,7 +51,12 @@ def _tables(document: dict[str, Any]) -> Iterator[TuningTable]:
         for times_us in _passes(measured):
             table = TuningTable()
             for signature, names in ((BF16, BENCHMARK_NAMES), (FP8, FP8_BENCHMARK_NAMES)):
-                if named := {names[n]: float(us) for n, us in times_us.items() if n in names}:
+                named = {}
+                for name, us in times_us.items():
+                    implementation, at, setting = name.partition(SETTING)
+                    if implementation in names:
+                        named[f"{names[implementation]}{at}{setting}"] = float(us)
+                if named:
                     table.record("mla", "decode", signature, _shape(measured["cell"]), named)
             yield table
     for measured in document.get("prefills", []):
@@ -52,6 +64,16 @@ def _tables(document: dict[str, Any]) -> Iterator[TuningTable]:
             table = TuningTable()
             table.record("mla", CACHED_PREFILL, BF16, _shape(measured["cell"]), times_us)
             yield table
+
+
+def _best_settings(table: TuningTable) -> TuningTable:
+    best = TuningTable()
+    for bucket, times_us in table.buckets.items():
+        found = best.buckets.setdefault(bucket, {})
+        for name, us in times_us.items():
+            solution = name.partition(SETTING)[0]
+            found[solution] = min(us, found.get(solution, us))
+    return best
 
 
 def _passes(measured: dict[str, Any]) -> list[dict[str, float]]:

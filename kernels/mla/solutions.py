@@ -276,6 +276,8 @@ SOLUTIONS = (
 
 BENCHMARK_NAMES = {"ours": "cuda_sm90", "FlashMLA": "flashmla", "FlashAttention 3": "flashattn3"}
 """Solutions by the names that `benchmarks.mla` writes into its JSON."""
+SETTING = " @"
+"""Stands between such a name and a setting of it, where each of several was timed."""
 FP8_BENCHMARK_NAMES = {"ours, FP8": "cuda_sm90_fp8", "FlashMLA, FP8": "flashmla"}
 """Those that read e4m3 caches."""
 

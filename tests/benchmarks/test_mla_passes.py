@@ -82,6 +82,13 @@ def test_what_is_timed_has_run_alone_before() -> None:
 
 def test_times_are_medians_of_the_passes_in_which_it_ran() -> None:
     assert medians([{"ours": 3.0}, {"ours": 1.0, "peer": 5.0}, {"ours": 2.0}]) == {"ours": 2.0, "peer": 5.0}
+    # The best setting is chosen by its median, not anew in each pass.
+    by_setting = [
+        {"peer @0": 9.0, "peer @32": 7.0},
+        {"peer @0": 5.0, "peer @32": 8.0},
+        {"peer @0": 8.5, "peer @32": 8.0},
+    ]
+    assert medians(by_setting) == {"peer": 8.0}
     measured = Measured(CELL, 1.0)
     measured.add(1, {"ours": 4.0})
     measured.add(1, {"ours, FP8": 3.0})

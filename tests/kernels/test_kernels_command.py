@@ -126,12 +126,15 @@ def run_file(path: Path, passes_us: list[dict[str, float]], **others: object) ->
 
 
 def test_tune_takes_medians_over_the_passes_of_all_runs(tmp_path: Path) -> None:
-    first = run_file(tmp_path / "first.json", [{"ours": 30.0, "FlashMLA": 20.0}, {"ours": 10.0}])
-    second = run_file(tmp_path / "second.json", [{"ours": 11.0, "FlashMLA": 22.0}])
+    splits = [{"FlashAttention 3 @0": 9.0, "FlashAttention 3 @32": 3.0}, {"FlashAttention 3 @32": 7.0}]
+    first = run_file(tmp_path / "first.json", [{"ours": 30.0, "FlashMLA": 20.0, **splits[0]}, {"ours": 10.0}])
+    second = run_file(tmp_path / "second.json", [{"ours": 11.0, "FlashMLA": 22.0, **splits[1]}])
     target = tmp_path / "out.json"
     code, output = run("tune", "--benchmark", first, "--benchmark", second, "--output", str(target), "--any-version")
     assert (code, "1 shape buckets of GPU" in output) == (0, True)
-    assert list(TuningStore(target).load("GPU").buckets.values()) == [{"cuda_sm90": 11.0, "flashmla": 21.0}]
+    assert list(TuningStore(target).load("GPU").buckets.values()) == [
+        {"cuda_sm90": 11.0, "flashmla": 21.0, "flashattn3": 5.0}
+    ]
 
 
 @pytest.mark.parametrize("others", [{"gpu": "OTHER"}, {"kernel_sources": {"cuda_sm90": "b"}}])
