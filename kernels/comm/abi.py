@@ -9,11 +9,9 @@ from typing import Final
 MAX_RANKS: Final = 8
 HANDLE_BYTES: Final = 64
 DEPENDENT_LAUNCH: Final = 1
-AHEAD_AT_ONCE: Final = 2
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 
 _COUNTS = ("rank", "num_ranks", "rows", "hidden", "max_rows", "element_type", "weight_type", "launch_flags")
-_AHEAD = ("ahead_rows", "ahead_bytes")
 
 
 class Params(ctypes.Structure):
@@ -22,13 +20,11 @@ class Params(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("branch", "other", "residual", "weight", "normed", "total")),
         ("staging", ctypes.c_void_p * MAX_RANKS),
-        ("ahead", ctypes.c_void_p),
         ("last_slots", ctypes.c_void_p),
         ("timeout_ns", ctypes.c_uint64),
         ("branch_stride", ctypes.c_int64),
         ("residual_stride", ctypes.c_int64),
-        ("ahead_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in (*_COUNTS, *_AHEAD, "most_blocks")),
+        *((name, ctypes.c_int32) for name in (*_COUNTS, "most_blocks")),
         ("epsilon", ctypes.c_float),
         ("weight_offset", ctypes.c_float),
     ]

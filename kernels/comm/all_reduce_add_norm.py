@@ -11,7 +11,6 @@ import torch
 from tokenspeed_plugin.kernels.comm import library as comm
 from tokenspeed_plugin.kernels.comm import limits
 from tokenspeed_plugin.kernels.comm.abi import (
-    AHEAD_AT_ONCE,
     BFLOAT16,
     DEPENDENT_LAUNCH,
     FLOAT16,
@@ -120,16 +119,15 @@ class AllReduceAddNorm:
         timeout_s: float = TIMEOUT_S,
         *,
         dependent_launch: bool = True,
-        ahead_at_once: bool = False,
         most_blocks: int = 0,
     ) -> None:
         """Load the kernels.
 
-        `dependent_launch`: start before the previous kernel has drained, and wait for it inside; `ahead_at_once`: but fetch
-        weights ahead without that wait; `most_blocks`: of a launch with many rows, 0: as many as run at once.
+        `dependent_launch`: start before the previous kernel has drained, and wait for it inside; `most_blocks`: of a launch with
+        many rows, 0: as many as run at once.
         """
         self.shape, self.memory, self.device = shape, memory, device
-        self._flags = (DEPENDENT_LAUNCH if dependent_launch else 0) | (AHEAD_AT_ONCE if ahead_at_once else 0)
+        self._flags = DEPENDENT_LAUNCH if dependent_launch else 0
         self._library, self._rank = library, rank
         self._timeout_ns = int(timeout_s * 1e9)
         self._num_ranks = len(memory.addresses)
@@ -140,7 +138,7 @@ class AllReduceAddNorm:
         large = shape.max_rows > limits.MAX_ROWS
         self._most_blocks = most_blocks or (library.blocks_at_once(device.index, whole) if large else 0)
 
-    def with_launch(self, *, dependent_launch: bool, ahead_at_once: bool = False) -> AllReduceAddNorm:
+    def with_launch(self, *, dependent_launch: bool) -> AllReduceAddNorm:
         """The same memory and the same count of calls, launched another way: to compare them."""
         return AllReduceAddNorm(
             self._library,
@@ -150,7 +148,6 @@ class AllReduceAddNorm:
             self.shape,
             self._timeout_ns * 1e-9,
             dependent_launch=dependent_launch,
-            ahead_at_once=ahead_at_once,
             most_blocks=self._most_blocks,
         )
 
@@ -178,7 +175,6 @@ class AllReduceAddNorm:
         epsilon: float,
         weight_offset: float = 0.0,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
-        ahead: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """RMS norm of `residual` plus the sum of all ranks' `branch`, and that sum.
 
@@ -189,14 +185,13 @@ class AllReduceAddNorm:
             epsilon: added to the mean of squares.
             weight_offset: added to the weight.
             out: contiguous tensors to write to.
-            ahead: `[out, in]`, weights that the next kernel reads; the front of their rows is brought into the L2 meanwhile.
 
         Raises:
             ValueError: a shape, type or layout is not what the kernel takes; nothing was launched.
         """
         if branch.shape[0] > self.shape.max_rows:
             raise ValueError(f"branch: {branch.shape[0]} rows, allowed: {self.shape.max_rows}")
-        return self._launch(self._num_ranks, branch, residual, weight, epsilon, weight_offset, out, ahead=ahead)
+        return self._launch(self._num_ranks, branch, residual, weight, epsilon, weight_offset, out)
 
     def add_norm(
         self,
@@ -239,10 +234,9 @@ class AllReduceAddNorm:
         weight_offset: float,
         out: tuple[torch.Tensor, torch.Tensor] | None,
         other: torch.Tensor | None = None,
-        ahead: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = out or (self._new(branch.shape[0]), self._new(branch.shape[0]))
-        params = self._filled(num_ranks, branch, residual, weight, epsilon, weight_offset, out, other, ahead)
+        params = self._filled(num_ranks, branch, residual, weight, epsilon, weight_offset, out, other)
         self._library.all_reduce_add_norm(self.device.index, params, self._stream())
         return out
 
@@ -260,7 +254,6 @@ class AllReduceAddNorm:
         weight_offset: float,
         out: tuple[torch.Tensor, torch.Tensor],
         other: torch.Tensor | None = None,
-        ahead: torch.Tensor | None = None,
     ) -> Params:
         """The block of parameters for a call; it is used again by the next one."""
         rows, params = branch.shape[0], self._blocks[num_ranks]
@@ -275,7 +268,6 @@ class AllReduceAddNorm:
         params.total = self._address(out[1], "total", rows, packed=True)
         params.rows, params.epsilon, params.weight_offset = rows, epsilon, weight_offset
         params.most_blocks = self._most_blocks if num_ranks > 1 and rows > limits.MAX_ROWS else 0
-        params.ahead, params.ahead_rows, params.ahead_stride, params.ahead_bytes = fetched_ahead(ahead)
         return params
 
     def _params(self, num_ranks: int) -> Params:
@@ -325,14 +317,3 @@ class AllReduceAddNorm:
             raise ValueError(
                 f"weight: {weight.dtype} on {weight.device}, allowed: {self.shape.dtype} or fp32 on {self.device}"
             )
-
-
-def fetched_ahead(ahead: torch.Tensor | None) -> tuple[int | None, int, int, int]:
-    """Address, rows, bytes between rows and bytes of each row that are fetched ahead; nothing of what is no packed matrix."""
-    if ahead is None or ahead.dim() != 2 or not ahead.is_contiguous():
-        return None, 0, 0, 0
-    rows, stride_bytes, address = ahead.shape[0], ahead.stride(0) * ahead.element_size(), ahead.data_ptr()
-    fetched_bytes = limits.fetched_bytes(rows, stride_bytes)
-    if fetched_bytes == 0 or stride_bytes % 16 or address % 16:
-        return None, 0, 0, 0
-    return address, rows, stride_bytes, fetched_bytes

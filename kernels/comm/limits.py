@@ -27,11 +27,6 @@ in one step; halves that are summed and sent back do it in two, and halves that 
 step is memory traffic: both ranks add and normalise all rows, which takes half as long as the link takes and runs meanwhile. Staging memory is
 three times the payload. Longer rows leave too few registers."""
 
-AHEAD_BYTES: Final = 0
-"""Of the next layer's weights that a call brings into the L2, at most; off, because with 12 MiB decode steps of 16 rows took 8% longer on two
-H200s. With 4 MiB a call between two products took 0.3 to 0.6 us less there; in an engine that was not measured."""
-_LINE_BYTES: Final = 128
-
 PART_ROWS: Final = 1024
 """Rows of a part of a linear layer whose reduction is overlapped, at least: fewer fill no GPU, and a part costs a few launches."""
 MAX_PARTS: Final = 4
@@ -62,13 +57,6 @@ def most_rows(hidden: int, num_ranks: int) -> int:
 
 def _large_rows(hidden: int, num_ranks: int) -> int:
     return LARGE_SUM_BYTES // (hidden * 2) if num_ranks == LARGE_SUM_RANKS and hidden <= LARGE_SUM_HIDDEN else 0
-
-
-def fetched_bytes(rows: int, row_bytes: int) -> int:
-    """Bytes at the front of each row of a weight that are fetched ahead: whole lines, or the whole row; none of too many rows."""
-    if not 0 < rows * _LINE_BYTES <= AHEAD_BYTES:
-        return 0
-    return min(AHEAD_BYTES // rows // _LINE_BYTES * _LINE_BYTES, row_bytes)
 
 
 def refusal(hidden: int, dtype: str, max_rows: int, num_ranks: int) -> str | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NAME: Final = "linear_all_reduce_add_norm"
 _SCHEMA: Final = (
     f"{NAME}(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor? norm_weight, float epsilon,"
-    " float weight_offset, str group, Tensor? ahead=None) -> (Tensor, Tensor)"
+    " float weight_offset, str group) -> (Tensor, Tensor)"
 )
 
 
@@ -60,7 +60,6 @@ def linear_all_reduce_add_norm(
     epsilon: float,
     weight_offset: float,
     group: str,
-    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of `residual` plus the sum over all ranks of `linear` of `rows` `[rows, in]`, and that sum; both `[rows, out]`, new.
 
@@ -68,7 +67,7 @@ def linear_all_reduce_add_norm(
         ValueError: the group is not registered in this process.
     """
     normed, total = torch.ops.tokenspeed.linear_all_reduce_add_norm(
-        rows, linear.weight, linear.bias, residual, norm_weight, epsilon, weight_offset, group, ahead
+        rows, linear.weight, linear.bias, residual, norm_weight, epsilon, weight_offset, group
     )
     return normed, total
 
@@ -82,14 +81,13 @@ def _run(
     epsilon: float,
     weight_offset: float,
     group: str,
-    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     members, linear = group_of(group), Linear(weight, bias)
     norm = (norm_weight, epsilon, weight_offset)
     overlap = members.overlap
     if overlap is not None and rows.dim() == 2 and not is_captured(rows) and len(overlap.parts(len(rows))) > 1:
         return _in_parts(members, overlap, linear, rows, residual, norm)
-    return reduce_add_norm(members, linear(rows), residual, *norm, ahead)
+    return reduce_add_norm(members, linear(rows), residual, *norm)
 
 
 def _in_parts(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "all_reduce_add_norm"
 _SCHEMA: Final = (
-    f"{NAME}(Tensor branch, Tensor? residual, Tensor? weight, float epsilon, float weight_offset, str group,"
-    " Tensor? ahead=None) -> (Tensor, Tensor)"
+    f"{NAME}(Tensor branch, Tensor? residual, Tensor? weight, float epsilon, float weight_offset, str group)"
+    " -> (Tensor, Tensor)"
 )
 
 
@@ -85,18 +85,13 @@ def all_reduce_add_norm(
     epsilon: float,
     weight_offset: float,
     group: str,
-    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of `residual` plus the sum of all ranks' `branch` `[rows, hidden]`, and that sum; both new.
-
-    `ahead`: weights that the next layer reads, of which the kernel brings a part into the L2 meanwhile.
 
     Raises:
         ValueError: the group is not registered in this process.
     """
-    normed, total = torch.ops.tokenspeed.all_reduce_add_norm(
-        branch, residual, weight, epsilon, weight_offset, group, ahead
-    )
+    normed, total = torch.ops.tokenspeed.all_reduce_add_norm(branch, residual, weight, epsilon, weight_offset, group)
     return normed, total
 
 
@@ -107,9 +102,8 @@ def _run(
     epsilon: float,
     weight_offset: float,
     group: str,
-    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return reduce_add_norm(group_of(group), branch, residual, weight, epsilon, weight_offset, ahead)
+    return reduce_add_norm(group_of(group), branch, residual, weight, epsilon, weight_offset)
 
 
 def reduce_add_norm(
@@ -119,7 +113,6 @@ def reduce_add_norm(
     weight: torch.Tensor | None,
     epsilon: float,
     weight_offset: float,
-    ahead: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the operation does, in the one way of three that fits the operands."""
     kernel = members.kernel
@@ -127,7 +120,7 @@ def reduce_add_norm(
         return add_norm_reference(members.all_reduce(branch), residual, weight, epsilon, weight_offset)
     branch, residual = branch.contiguous(), None if residual is None else residual.contiguous()
     if branch.shape[0] <= kernel.max_rows:
-        return kernel(branch, residual, weight, epsilon, weight_offset, ahead=ahead)
+        return kernel(branch, residual, weight, epsilon, weight_offset)
     exchange = members.exchange
     if exchange is not None and len(branch) <= (exchange.max_rows or 0) and not is_captured(branch):
         transfer = exchange.begin(branch)

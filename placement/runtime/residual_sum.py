@@ -42,15 +42,11 @@ class AddNorm(Protocol):
 
 
 class RmsNorm(NamedTuple):
-    """What a kernel has to know of a norm: it multiplies by ``weight + weight_offset``.
-
-    ``ahead``: weights that the layer behind it reads, which a kernel may fetch while it waits.
-    """
+    """What a kernel has to know of a norm: it multiplies by ``weight + weight_offset``."""
 
     weight: torch.Tensor | None
     epsilon: float
     weight_offset: float
-    ahead: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -105,9 +105,7 @@ class FusedGroupCommunicator(GroupCommunicator):
         atoms: tuple[int, ...],  # noqa: ARG002 - the constructor has seen that all collectives are over the group
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of ``residual`` (if there is one) plus the sum of all members' ``branch``, and that sum."""
-        return all_reduce_add_norm(
-            branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name, norm.ahead
-        )
+        return all_reduce_add_norm(branch, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name)
 
 
 class OverlappingGroupCommunicator(FusedGroupCommunicator):
@@ -135,7 +133,7 @@ class OverlappingGroupCommunicator(FusedGroupCommunicator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, where all members' branches are what ``linear`` makes of their ``rows``."""
         return linear_all_reduce_add_norm(
-            rows, linear, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name, norm.ahead
+            rows, linear, residual, norm.weight, norm.epsilon, norm.weight_offset, self._name
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tokenspeed_plugin.host.linears import first_weight, open_row_linear, row_linear_numbers
+from tokenspeed_plugin.host.linears import open_row_linear, row_linear_numbers
 from tokenspeed_plugin.host.norms import rms_norm_numbers
 from tokenspeed_plugin.kernels.comm.linear_operation import Linear
 from tokenspeed_plugin.placement.algebra import PlacementError
@@ -23,7 +23,7 @@ from tokenspeed_plugin.placement.runtime.residual_sum import ResidualAdd, RmsNor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenspeed_plugin.placement.graph import ModelGraph, Section
+    from tokenspeed_plugin.placement.graph import ModelGraph
     from tokenspeed_plugin.placement.models.bindings import ModelBinding
     from tokenspeed_plugin.placement.module_spec import ModuleSpec, Signature
     from tokenspeed_plugin.placement.runtime.compiled_layer import Module
@@ -39,10 +39,8 @@ class StepInputs(NamedTuple):
 class Norm:
     """An RMS norm of vLLM, which can take a residual sum with it."""
 
-    def __init__(self, layer: Any, behind: Any = None) -> None:
-        """``behind``: the attention block or MLP that reads it, if there is one."""
+    def __init__(self, layer: Any) -> None:
         self._layer = layer
-        self._behind = behind
 
     def __call__(self, *inputs: torch.Tensor, signature: Signature, step: Any) -> torch.Tensor:  # noqa: ARG002
         """The normalised values."""
@@ -57,7 +55,7 @@ class Norm:
     def rms_norm(self) -> RmsNorm | None:
         """What a kernel needs to do the same; None when this is no plain RMS norm."""
         numbers = rms_norm_numbers(self._layer)
-        return None if numbers is None else RmsNorm(*numbers, ahead=first_weight(self._behind))
+        return None if numbers is None else RmsNorm(*numbers)
 
 
 class LayerWithLinear:
@@ -154,12 +152,7 @@ def bind(
     rest = iter(layers)
     owners = [inner if _is_end(graph, position) else next(rest) for position in range(len(graph.order))]
     bound = [
-        {
-            node.spec.name: _bind(
-                node.spec, binding, owner, open_linears, _reader(graph.sections[name], node.spec.name)
-            )
-            for node in graph.sections[name].nodes
-        }
+        {node.spec.name: _bind(node.spec, binding, owner, open_linears) for node in graph.sections[name].nodes}
         for name, owner in zip(graph.order, owners, strict=True)
     ]
     for index, layer in enumerate(layers):
@@ -173,20 +166,14 @@ def _is_end(graph: ModelGraph, position: int) -> bool:
     return bool(kinds & {ModuleKind.EMBEDDING, ModuleKind.SINK})
 
 
-def _reader(section: Section, name: str) -> str | None:
-    """The attention block or MLP that reads a module's value."""
-    kinds = (ModuleKind.ATTENTION, ModuleKind.MLA, ModuleKind.MLP)
-    return next((n.spec.name for n in section.nodes if name in n.reads and n.spec.kind in kinds), None)
-
-
-def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any, open_linears: bool, reader: str | None) -> Module:
+def _bind(spec: ModuleSpec, binding: ModelBinding, owner: Any, open_linears: bool) -> Module:
     if spec.kind is ModuleKind.ADD:
         return ResidualAdd()
     if spec.kind is ModuleKind.SINK:
         return Identity()
     layer = _found(spec.name, binding, owner)
     if spec.kind is ModuleKind.NORM:
-        return Norm(layer, _found(reader, binding, owner) if reader else None)
+        return Norm(layer)
     return _of_kind(spec, layer, open_linears)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenspeed_plugin.kernels.comm import library, limits, operation
+from tokenspeed_plugin.kernels.comm import library, operation
 from tokenspeed_plugin.kernels.comm.abi import Arrival, Params, SentPart
-from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape, fetched_ahead
+from tokenspeed_plugin.kernels.comm.all_reduce_add_norm import AllReduceAddNorm, RowShape
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference, all_reduce_add_norm_reference
 from tokenspeed_plugin.kernels.registry import Platform, default_registry
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
@@ -50,11 +50,9 @@ class Counted(AllReduceAddNorm):
     def __init__(self, max_rows: int) -> None:
         self.shape, self.fused, self.alone = RowShape(16, torch.float32, max_rows), 0, 0
         self.layouts: list[tuple[bool, bool]] = []
-        self.ahead: torch.Tensor | None = None
 
-    def __call__(self, branch, residual, weight, epsilon, weight_offset=0.0, out=None, ahead=None):  # type: ignore[no-untyped-def]
+    def __call__(self, branch, residual, weight, epsilon, weight_offset=0.0, out=None):  # type: ignore[no-untyped-def]
         self.fused += 1
-        self.ahead = ahead
         self.layouts.append((branch.is_contiguous(), residual is None or residual.is_contiguous()))
         return add_norm_reference(2 * branch, residual, weight, epsilon, weight_offset)
 
@@ -79,46 +77,6 @@ def test_the_number_of_rows_decides_who_reduces(rows: int, launches: tuple[int, 
     expected = all_reduce_add_norm_reference([branch, branch], residual, weight, EPSILON)
     assert torch.equal(normed, expected[0])
     assert torch.equal(total, expected[1])
-
-
-def test_weights_that_come_next_reach_the_kernel_of_small_steps_only(kernel: Counted) -> None:
-    branch, ahead = torch.randn(4, 16), torch.randn(6, 16)
-    operation.all_reduce_add_norm(branch, None, None, EPSILON, 0.0, "test", ahead)
-    assert kernel.ahead is ahead
-    kernel.ahead = None
-    operation.all_reduce_add_norm(torch.randn(5, 16), None, None, EPSILON, 0.0, "test", ahead)
-    assert kernel.ahead is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "fetched"),
-    [
-        ((3072, 4096), 4096),  # all rows, as far as 12 MiB go
-        ((12288, 4096), 1024),
-        ((64, 256), 512),  # whole rows, where there is not more
-        ((200_000, 64), 0),  # not even a line of each
-    ],
-)
-def test_the_front_of_each_row_is_fetched_ahead(
-    shape: tuple[int, int], fetched: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "AHEAD_BYTES", 12 << 20)
-    weight = torch.empty(shape, dtype=torch.bfloat16)
-    address, rows, stride_bytes, num_bytes = fetched_ahead(weight)
-    assert num_bytes == fetched
-    assert rows * num_bytes <= limits.AHEAD_BYTES
-    if fetched:
-        assert (address, rows, stride_bytes) == (weight.data_ptr(), shape[0], 2 * shape[1])
-
-
-def test_nothing_is_fetched_of_what_is_no_packed_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.empty(64, 256, dtype=torch.bfloat16)
-    nothing = (None, 0, 0, 0)
-    assert fetched_ahead(weight) == nothing
-    monkeypatch.setattr(limits, "AHEAD_BYTES", 12 << 20)
-    assert fetched_ahead(weight) != nothing
-    for strange in (None, weight.T, weight[:, :128], weight.flatten(), weight.view(torch.uint8)[:, :24].contiguous()):
-        assert fetched_ahead(strange) == nothing
 
 
 @pytest.mark.parametrize("change", ["hidden", "dtype", "residual", "weight", "dims"])

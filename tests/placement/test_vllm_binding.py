@@ -12,14 +12,13 @@ from torch import nn
 
 from tests.placement.placement_cases import CONFIGS, compile_plan, model
 from tokenspeed_plugin.hooks import hookimpl, plugin_manager
-from tokenspeed_plugin.host.linears import first_weight
 from tokenspeed_plugin.placement import Compiler, ModelPlan, PlacementError, Residual
 from tokenspeed_plugin.placement.models.bindings import ModelBinding, binding_of
 from tokenspeed_plugin.placement.models.decoder import SEND
 from tokenspeed_plugin.placement.models.runtime_graph import runtime_graph, stage_graph
 from tokenspeed_plugin.placement.runtime.start import KEY, PlacementRequest, expert_parallel, plans_of, request_for
 from tokenspeed_plugin.placement.runtime.vllm_communicator import GroupCommunicator
-from tokenspeed_plugin.placement.runtime.vllm_modules import Norm, StepInputs, bind
+from tokenspeed_plugin.placement.runtime.vllm_modules import StepInputs, bind
 from tokenspeed_plugin.placement.verifier import VerificationError, verify
 
 
@@ -85,19 +84,6 @@ def test_only_vllms_plain_row_parallel_layers_are_left_open() -> None:
     bound = bind(runtime_graph(model("qwen3")), ModelBinding(), own, list(own.layers), open_linears=True)
     assert [bound[1][name].linear() for name in ("self_attn", "mlp")] == [None, None]  # type: ignore[attr-defined]
     assert type(own.layers[0].mlp.down_proj) is Linear
-
-
-def test_a_norm_knows_the_weights_that_are_read_behind_it() -> None:
-    own = inner(*(layer(Block(down_proj=Linear(), gate_up_proj=Linear())) for _ in range(3)))
-    for each in own.layers:
-        each.mlp.gate_up_proj.reduce_results = False
-    bound = bind(runtime_graph(model("qwen3")), binding_of("Qwen3ForCausalLM"), own, list(own.layers))
-    behind = {name: module._behind for name, module in bound[1].items() if isinstance(module, Norm)}
-    assert behind == {"input_layernorm": own.layers[0].self_attn, "post_attention_layernorm": own.layers[0].mlp}
-    assert [norm._behind for norm in bound[4].values() if isinstance(norm, Norm)] == [None]
-    assert torch.equal(first_weight(own.layers[0].mlp), own.layers[0].mlp.gate_up_proj.weight)
-    assert first_weight(own.layers[0].self_attn) is None
-    assert first_weight(None) is None
 
 
 def test_the_moe_skips_its_reduction() -> None:

@@ -30,15 +30,3 @@ def row_linear_numbers(layer: OpenRowLinear) -> tuple[Any, Any]:
     """Weight ``[out, in]`` and the bias that this rank adds."""
     bias = None if layer.tp_rank > 0 or layer.bias is None else layer.bias.data
     return layer.weight.data, bias
-
-
-_FIRST = ("qkv_proj", "gate_up_proj", "fused_qkv_a_proj", "q_proj")
-
-
-def first_weight(layer: Any) -> Any:
-    """The matrix that an attention block or an MLP reads first, ``[out, in]``; None where it is none of the known ones."""
-    for name in _FIRST:  # torch.compile traces it
-        weight = getattr(getattr(layer, name, None), "weight", None)
-        if weight is not None:
-            return weight.data
-    return None

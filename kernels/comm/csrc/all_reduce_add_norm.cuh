@@ -167,20 +167,6 @@ __device__ __forceinline__ void fetch_line(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// The work of the blocks behind those of the rows: brings the first bytes of each row of `ahead` into the L2, while the
-// others wait for their peers and the memory would be idle. Matrix products start at the front of all rows at once.
-// Nobody waits for it, and it changes nothing but the time that the next kernel takes. It begins when the previous
-// kernel has ended, though nothing in it needs that: what the other blocks ask for before must not queue behind it.
-__device__ __forceinline__ void fetch_ahead(const Params& params, int block, int num_blocks) {
-    if (!(params.launch_flags & kAheadAtOnce)) asm volatile("griddepcontrol.wait;" ::: "memory");
-    const int each = (params.ahead_rows + num_blocks - 1) / num_blocks;
-    const int first = block * each, end = min(first + each, params.ahead_rows);
-    for (int row = first + threadIdx.x; row < end; row += blockDim.x) {
-        const char* address = static_cast<const char*>(params.ahead) + row * params.ahead_stride;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(params.ahead_bytes));
-    }
-}
-
 // Lines of a row that its block is going to read and that are likely not in the L2.
 __device__ __forceinline__ void fetch_lines(const Params& params, int64_t row, int lanes) {
     constexpr int kLineLanes = 128 / kLaneBytes;
@@ -219,12 +205,6 @@ __device__ __forceinline__ uint32_t next_slot(const Params& params, int64_t row)
 // each other. A kernel that was not launched to do so starts when this one has ended.
 template <typename Element, int kRanks, int kLanes>
 __global__ void __launch_bounds__(kMaxThreads) all_reduce_add_norm_kernel(const __grid_constant__ Params params) {
-    if constexpr (kRanks > 1) {
-        if (blockIdx.x >= params.rows) {
-            fetch_ahead(params, blockIdx.x - params.rows, gridDim.x - params.rows);
-            return;
-        }
-    }
     const int64_t row = blockIdx.x;
     const int lanes = params.hidden / kLaneElements;
     if constexpr (kRanks > 1) fetch_lines(params, row, lanes);

@@ -98,10 +98,6 @@ int refusal(const Params& p) {
     if (p.weight != nullptr && p.weight_type != p.element_type && p.weight_type != ElementType::kFloat32) {
         return fail("weight", "allowed: the type of the elements, or fp32");
     }
-    if (p.ahead != nullptr && (p.num_ranks == 1 || p.ahead_rows < 1 || p.ahead_bytes < kLaneBytes ||
-                               p.ahead_bytes % kLaneBytes != 0 || p.ahead_stride % kLaneBytes != 0)) {
-        return fail("ahead", "allowed: with several ranks, rows of multiples of 16 bytes");
-    }
     if (p.most_blocks != 0 && (p.num_ranks != 2 || p.most_blocks < 0)) {
         return fail("most_blocks", "allowed: with two ranks, more than 0");
     }
@@ -123,8 +119,7 @@ int launch(const Params& params, cudaStream_t stream) {
                                : kernel_for(params.element_type, params.num_ranks, params.hidden);
     if (kernel == nullptr) return fail("kernel", "allowed: bf16 or fp16, 1, 2, 4, 6 or 8 ranks");
     cudaLaunchConfig_t config = {};
-    const int ahead_blocks = params.ahead == nullptr ? 0 : std::min(params.ahead_rows, kAheadBlocks);
-    config.gridDim = dim3(many ? std::min(params.rows, params.most_blocks) : params.rows + ahead_blocks);
+    config.gridDim = dim3(many ? std::min(params.rows, params.most_blocks) : params.rows);
     config.blockDim = dim3(num_threads(params.hidden));
     config.stream = stream;
     cudaLaunchAttribute attribute;

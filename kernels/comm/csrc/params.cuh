@@ -13,9 +13,7 @@ constexpr int kMaxThreads = 512;     // of a block, which has one row
 constexpr int kMaxLanes = 2048;      // accesses of a row: up to 16384 elements
 constexpr int kSlots = 3;            // calls of one row that have memory of their own, see exchange.cuh
 constexpr int kDependentLaunch = 1;  // start before the previous kernel has drained
-constexpr int kAheadAtOnce = 2;      // fetch ahead without waiting for the previous kernel
 constexpr int kFewRows = 32;         // up to so many the lines of the exchange are fetched, too
-constexpr int kAheadBlocks = 128;    // blocks that fetch weights ahead, at most
 
 enum class ElementType : int32_t { kBfloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
@@ -28,16 +26,13 @@ struct Params {
     void* normed;                            // [rows, hidden]
     void* total;                             // [rows, hidden] residual plus sum
     void* staging[kMaxRanks];                // each rank's, as this device sees it
-    const void* ahead;                       // weights that the next kernel reads; null: none are known
     uint32_t* last_slots;                    // [max_rows] slot of this rank's last call for a row; blank: none yet
     uint64_t timeout_ns;                     // how long a peer is waited for
     int64_t branch_stride, residual_stride;  // elements between rows
-    int64_t ahead_stride;                    // bytes between rows of `ahead`
     int32_t rank, num_ranks;                 // one rank: the branch is the sum already, nothing is exchanged
     int32_t rows, hidden, max_rows;
     ElementType element_type, weight_type;  // the weight's: the elements' or fp32
-    int32_t launch_flags;                   // kDependentLaunch, kAheadAtOnce
-    int32_t ahead_rows, ahead_bytes;        // rows of `ahead`, and bytes of each that are fetched: multiples of 16
+    int32_t launch_flags;                   // kDependentLaunch
     int32_t most_blocks;                    // with many rows: blocks that run at once; 0: one block for each row
     float epsilon, weight_offset;           // the norm multiplies by weight + weight_offset
 };
