@@ -29,12 +29,18 @@ _LEAST_SPREAD = (
 
 
 class SessionsSeen(NamedTuple):
-    """What a point showed at which sessions came and went. No step held more than `budget_tokens`; 0: a scheduler chose how many it held."""
+    """What a point showed at which sessions came and went.
+
+    Args:
+        budget_tokens: no step held more; 0: a scheduler chose how many it held.
+        host_slowness: how many times as long the host took as when the model's tables were measured. Costs are told as of then.
+    """
 
     steps: Sequence[StepSeen]
     records: Sequence[TurnRecord]
     window: Window
     budget_tokens: int = 0
+    host_slowness: float = 1.0
 
 
 class BusyCost(NamedTuple):
@@ -134,7 +140,7 @@ def _steps_without_prompts(point: SessionsSeen, times: StepTimeModel) -> list[_S
     return [
         _Step(
             step[1],
-            (step[0] - before[0]) * 1e3,
+            (step[0] - before[0]) * 1e3 / point.host_slowness,
             times.device_ms(StepShape(step[1], float(contexts[number]), 0, 0)),
             after[1] - after[2] + prompts[number + 1] if prompts[number + 1] else 0.0,
         )

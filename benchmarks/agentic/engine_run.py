@@ -8,27 +8,24 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from benchmarks.agentic.busy import SessionsSeen
-from benchmarks.agentic.fit import write_step_model
 from benchmarks.agentic.known_steps import Ask, KnownSteps, Reference, mean_reference
-from benchmarks.agentic.options import command_line, shape_of
-from benchmarks.agentic.records import TurnRecord, Window, figures, write_records
+from benchmarks.agentic.measured_run import point_label
+from benchmarks.agentic.options import shape_of
+from benchmarks.agentic.records import TurnRecord, Window, figures, goodput_at, write_records
 from benchmarks.agentic.shaping import open_trace
-from benchmarks.agentic.step_time import H200_DENSE_1B
 from benchmarks.agentic.stock_limits import StockLimits
 from benchmarks.agentic.stock_search import StockSearch
 from benchmarks.gpu.engine import EngineOptions
 from benchmarks.gpu.engine_client import EngineFailedError, EngineProcess, engines
 from benchmarks.gpu.models import MODELS, TINY_MODELS, write_model
 
-STEP_MODEL = "step-model.json"
 _TUNABLE_STOCK = "benchmarks.agentic.tunable_stock.TunableScheduler"
 _SHORT_HISTORY, _NUM_ROUNDS = 1024, 4
 _SHAPES_S, _ALONE_S, _REFERENCE_S = 45.0, 30.0, 4.0  # what they take at most, as far as is known
@@ -42,8 +39,9 @@ class EngineRun:
     """A run with its deadline: the most telling figures first, and everything is written as it comes.
 
     Ours and untuned stock come first, under the first load, then ours with more rates that requests ask for, steps of known shapes, one
-    session alone, two tries of stock's limits, the other loads, and more tries. Where the search of stock's limits begins elsewhere, its second try
-    and stock as it was started come before the shapes. Between any two of these stand steps of one shape, which say how fast the host is.
+    session alone, two tries of stock's limits, one for each further target, the other loads, and more tries. Where the search of stock's
+    limits begins elsewhere, its second try, stock as it was started and the tries for further targets come before the shapes. Between any
+    two of these stand steps of one shape, which say how fast the host is.
     """
 
     def __init__(self, options: argparse.Namespace, save: Callable[[EngineRun], None]) -> None:
@@ -53,8 +51,6 @@ class EngineRun:
         self.engines: dict[str, dict[str, Any]] = {}
         self.references: list[dict[str, float]] = []
         """What a step of one shape took, by system, and when: between any two phases."""
-        self._seen: dict[str, list[SessionsSeen]] = {}
-        """Of each system the points so far, to which its step model is fitted."""
         self._options = options
         self._save = save
         self._begin_s = time.monotonic()
@@ -81,9 +77,6 @@ class EngineRun:
                     measured["reference_ms"] = mean_reference([before, after])
                     before = after
                 self._save(self)
-        if self.shapes.get("short") and self._options.out is not None:
-            self._fit()
-            self._save(self)
 
     def _entries(self, folder: Path) -> list[EngineOptions]:
         options = self._options
@@ -114,15 +107,23 @@ class EngineRun:
         def stock(load: int, limits: StockLimits | None = None) -> _Phase:
             return lambda: self._play("stock", running["stock"], load, limits or self._search.best())
 
-        def tune() -> dict[str, Any] | None:
-            limits = self._search.next()
-            return None if limits is None else self._play("stock", running["stock"], first, limits)
+        def tuned(search: StockSearch) -> _Phase:
+            def play() -> dict[str, Any] | None:
+                limits = search.next()
+                return None if limits is None else self._play("stock", running["stock"], first, limits)
+
+            return play
+
+        tune = tuned(self._search)
+        # What was tried for one target says where to go on for another.
+        also = [tuned(replace(self._search, target_tps=target)) for target in self._options.also_targets]
 
         rate, *rates = self._options.rates
         phases: list[_Phase] = [ours(first, rate), tune, *(ours(first, rate) for rate in rates)]
-        phases += [tune, stock(first, self._start)] if self._options.first_limits else []
+        phases += [tune, stock(first, self._start), *also] if self._options.first_limits else []
         phases += [] if self._options.no_shapes else [lambda: self._measure_shapes(running, known)]
         phases += [lambda: self._measure_alone(running), tune, tune]
+        phases += [] if self._options.first_limits else also
         for load in others:
             phases += [ours(load), stock(load)]
         return [*phases, tune, tune]
@@ -187,15 +188,6 @@ class EngineRun:
         print(f"steps of known shapes: {self.shapes}", file=sys.stderr, flush=True)
         return self.shapes
 
-    def _fit(self) -> None:
-        target = self._options.out / STEP_MODEL
-        try:
-            self.shapes["error_of_fit"] = write_step_model(
-                H200_DENSE_1B, target, self.shapes["rows"], command_line(), self.shapes["short"], seen=self._seen
-            )
-        except (ValueError, ArithmeticError, LookupError) as error:
-            self.shapes["not_fitted"] = f"{type(error).__name__}: {error}"
-
     def _play(
         self, system: str, engine: EngineProcess, load: int, limits: StockLimits | None = None, rate: float = 0.0
     ) -> dict[str, Any] | None:
@@ -240,28 +232,18 @@ class EngineRun:
         options = self._options
         records = msgspec.convert(answer["records"], list[TurnRecord])
         window = Window(options.warm, options.seconds)
-        self._seen.setdefault(facts["system"], []).append(
-            SessionsSeen(answer["steps"], records, window, facts.get("budget_tokens", 0))
-        )
         if options.out is not None:
             run = {**facts, "target_tps": options.target, "num_gpus": 1, "window": asdict(window)}
             write_records(options.out / f"{label}.jsonl", run, records)
             (options.out / f"{label}.steps.json").write_bytes(msgspec.json.encode(answer["steps"]))
         return {
             **figures(records, window, options.target),
+            "goodput_at": goodput_at(records, window, (options.target, *options.also_targets)),
             **_step_figures(answer["steps"], window),
             **facts,
             "fill_s": answer["fill_s"],
             "began_empty": answer["began_empty"],
         }
-
-
-def point_label(point: dict[str, Any]) -> str:
-    """Return the name of a point's files, from its figures."""
-    label = f"{point['system']}{point['num_sessions']}"
-    if point["system"] == "stock" and "budget_tokens" in point:
-        label += f"-{point['max_num_seqs']}-{point['budget_tokens']}"
-    return label + (f"-asked{point['asked_tps']:g}" if point.get("asked_tps") else "")
 
 
 def _joined(rounds: list[dict[str, Any]]) -> dict[str, Any]:

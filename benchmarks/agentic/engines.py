@@ -10,18 +10,15 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from benchmarks.agentic.engine_bars import alone_bars, point_bars
 from benchmarks.agentic.engine_run import EngineRun
-from benchmarks.agentic.options import add_shape_options, command_line
+from benchmarks.agentic.measured_run import STEP_MODEL, SUMMARY, MeasuredRun
+from benchmarks.agentic.options import add_shape_options, add_target_options, command_line
 from benchmarks.agentic.tables import print_replays
 from benchmarks.gpu.engine_client import EngineFailedError
 from benchmarks.gpu.models import MODELS
-from benchmarks.report import Bar, MissingFigureError, Outcome, exit_code, print_outcomes, write_json
-
-_GOODPUT_RATIO, _TPOT_RATIO = 1.3, 0.5
-_RETURN_TTFT_RATIO, _NOT_WORSE = 0.91, 1.0
-SUMMARY = "engines.json"
+from benchmarks.report import Outcome, exit_code, print_outcomes, write_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model of that kind; figures mean nothing")
     parser.add_argument("--loads", type=int, nargs="+", default=[40, 80, 120], help="sessions at a time")
     parser.add_argument("--target", type=float, default=70.0, help="tokens/s per user")
+    add_target_options(parser)
     parser.add_argument(
         "--rates",
         type=float,
@@ -95,16 +93,32 @@ def run(options: argparse.Namespace) -> int:
     for load in options.loads:
         columns = {label: one for label, one in whole.items() if one["num_sessions"] == load}
         if columns:
-            print_replays(columns, options.target)
+            print_replays(columns, options.target, options.also_targets)
     outcomes = _save(measured, options, failure)
+    if options.out is not None:
+        _fit(options.out)
     print_outcomes(outcomes)
     return exit_code(outcomes, options.check)
 
 
+def _fit(folder: Path) -> None:
+    """Write the step model that fits the run; say why where there is none. What was measured is kept in any case."""
+    try:
+        error = MeasuredRun(folder).write_step_model(folder / STEP_MODEL)
+    except (ValueError, ArithmeticError, LookupError) as reason:
+        print(f"no step model fits: {type(reason).__name__}: {reason}", file=sys.stderr, flush=True)
+        return
+    said = (
+        "no step model: no steps of known shapes" if error is None else f"step model, mean relative error {error:.3f}"
+    )
+    print(said, file=sys.stderr, flush=True)
+
+
 def _save(measured: EngineRun, options: argparse.Namespace, failure: str) -> list[Outcome]:
     """Write what there is so far; return its bars."""
-    whole = {label: one for label, one in measured.figures.items() if "error" not in one}
-    outcomes = [*_outcomes(whole, options), *_alone_outcomes(measured.alone)]
+    whole = [one for one in measured.figures.values() if "error" not in one]
+    outcomes = [bar for target in (options.target, *options.also_targets) for bar in point_bars(whole, target)]
+    outcomes += alone_bars(measured.alone)
     document = {
         "command": command_line(),
         "options": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
@@ -117,63 +131,3 @@ def _save(measured: EngineRun, options: argparse.Namespace, failure: str) -> lis
     }
     write_json(options.json or (str(options.out / SUMMARY) if options.out else None), document, outcomes)
     return outcomes
-
-
-def _alone_outcomes(alone: dict[str, dict[str, Any]]) -> list[Outcome]:
-    """Judge one session alone: for each history, and a returning turn's TTFT at the longest by its own bar."""
-    missing = [system for system in ("stock", "ours") if not alone.get(system) or "error" in alone[system]]
-    lengths = sorted(alone["stock"], key=int) if not missing else ["the long history"]
-
-    def ratio(length: str, name: str) -> float:
-        if missing:
-            raise MissingFigureError(f"one session alone was not measured with {', '.join(missing)}")
-        return float(alone["ours"][length][name]) / float(alone["stock"][length][name])
-
-    claims = {"ttft_ms": "TTFT of a returning turn", "cold_ttft_ms": "TTFT of a new prompt", "tpot_ms": "TPOT"}
-    outcomes = []
-    for length in lengths:
-        for name, claim in claims.items():
-            strict = name == "ttft_ms" and length == lengths[-1]
-            outcomes.append(
-                Bar(
-                    f"one session alone, {length} tokens: {claim}, ours / stock",
-                    "<=",
-                    _RETURN_TTFT_RATIO if strict else _NOT_WORSE,
-                    lambda length=length, name=name: ratio(length, name),
-                ).judge()
-            )
-    return outcomes
-
-
-def _outcomes(whole: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Outcome]:
-    def meeting(system: str) -> list[dict[str, Any]]:
-        found = [f for f in whole.values() if f["system"] == system and f["tps_p5"] >= options.target]
-        if not found:
-            raise MissingFigureError(f"{system} keeps {options.target:g} tokens/s for 95% of turns at no load")
-        return found
-
-    def best(system: str) -> dict[str, Any]:
-        return max(meeting(system), key=lambda f: float(f["goodput_per_gpu"]))
-
-    def tpot_ratio() -> float:
-        load = best("ours")["num_sessions"]
-        same = [f for f in whole.values() if f["system"] == "stock" and f["num_sessions"] == load]
-        if not same:
-            raise MissingFigureError("stock was not measured at the load where ours is best")
-        stock = max(same, key=lambda f: (f["tps_p5"] >= options.target, float(f["goodput_per_gpu"])))
-        wanted = _GOODPUT_RATIO * float(stock["goodput_per_gpu"])
-        ours = [f for f in meeting("ours") if f["num_sessions"] == load and float(f["goodput_per_gpu"]) >= wanted]
-        fastest = min(ours or [best("ours")], key=lambda f: float(f["tpot_ms_p99"]))
-        return float(fastest["tpot_ms_p99"]) / float(stock["tpot_ms_p99"])
-
-    claim = f"{options.target:g} tokens/s per user"
-    goodput = Bar(
-        f"{claim}: goodput, ours / stock",
-        ">=",
-        _GOODPUT_RATIO,
-        lambda: float(best("ours")["goodput_per_gpu"]) / float(best("stock")["goodput_per_gpu"]),
-    )
-    tpot = Bar(
-        f"{claim}: p99 TPOT, ours / stock, same load, by a rate that keeps the goodput", "<=", _TPOT_RATIO, tpot_ratio
-    )
-    return [goodput.judge(), tpot.judge()]

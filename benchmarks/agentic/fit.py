@@ -168,6 +168,7 @@ def write_step_model(
     short: dict[str, list[Row]] | None = None,
     measured_system: str = "ours",
     seen: Mapping[str, Sequence[SessionsSeen]] | None = None,
+    reference_ms: Mapping[str, float] | None = None,
 ) -> float:
     """Write a step model fitted to measured steps; return the device's mean relative error.
 
@@ -176,6 +177,7 @@ def write_step_model(
         rows: steps of `measured_system` that the device rules.
         short: by system, steps that the engine's CPU time rules; without them that time is as in `base`, too.
         seen: by system, points at which sessions came and went.
+        reference_ms: by system, what the reference's steps took beside `short`.
     """
     document: dict[str, Any] = json.loads(base.read_text())
     sources = {name: text for name, text in document["sources"].items() if not name.startswith("device")}
@@ -204,6 +206,7 @@ def write_step_model(
             table |= {"mixed": cost.mixed_ms, "mixed_row_us": 0.0} if cost.mixed_ms is not None else {}
             table |= {"eager": cost.eager_ms, "eager_row_us": 0.0} if cost.eager_ms is not None else {}
     sources["device"] = f"fitted to {len(rows)} measured steps, mean relative error {error:.3f}: {command}"
+    document["reference_ms"] = dict(reference_ms or {})
     document["sources"] = sources
     target.write_text(json.dumps(document, indent=2) + "\n")
     StepTimeModel.load(target, measured_system)

@@ -26,6 +26,17 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option for more targets to judge by."""
+    parser.add_argument(
+        "--also-targets",
+        type=float,
+        nargs="*",
+        default=[100.0],
+        help="goodput and bars at these targets, too, from the same turns, tokens/s per user",
+    )
+
+
 def shape_of(options: argparse.Namespace, num_sessions: int = 0, ramp_s: float = 0.0) -> Shape:
     """Return the shape that was asked for. Raises TraceError naming an option that cannot be."""
     return Shape(

@@ -76,9 +76,6 @@ def figures(records: Sequence[TurnRecord], window: Window, target_tps: float, nu
     seconds = window.end_s - window.begin_s
     # Output is counted where it appears, so that long answers do not fall out of the window at its end.
     output = sum(_output_inside(record, window) for record in records)
-    good = sum(
-        _output_inside(record, window) for record in records if record.error in ("", CUT) and record.tps >= target_tps
-    )
     known = [record for record in whole if record.cached_tokens >= 0]
     prompts = sum(record.prompt_tokens for record in known)
     return {
@@ -92,9 +89,22 @@ def figures(records: Sequence[TurnRecord], window: Window, target_tps: float, nu
         "tps_p1": percentile(rates, 1),
         "met_share": sum(rate >= target_tps for rate in rates) / len(rates) if rates else float("nan"),
         "tokens_per_s_per_gpu": output / seconds / num_gpus,
-        "goodput_per_gpu": good / seconds / num_gpus,
+        "goodput_per_gpu": goodput(records, window, target_tps) / num_gpus,
         "hit_rate": sum(record.cached_tokens for record in known) / prompts if prompts else float("nan"),
     }
+
+
+def goodput_at(
+    records: Sequence[TurnRecord], window: Window, targets_tps: Iterable[float], num_gpus: int = 1
+) -> dict[str, float]:
+    """Return goodput by target: a turn counts at each target that it reached."""
+    return {f"{target:g}": goodput(records, window, target) / num_gpus for target in targets_tps}
+
+
+def goodput(records: Iterable[TurnRecord], window: Window, target_tps: float) -> float:
+    """Return the output of turns that met the target, in tokens/s."""
+    good = (record for record in records if record.error in ("", CUT) and record.tps >= target_tps)
+    return sum(_output_inside(record, window) for record in good) / (window.end_s - window.begin_s)
 
 
 def _output_inside(record: TurnRecord, window: Window) -> float:

@@ -78,6 +78,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     host_ms: _HostCost
     device: _DeviceCost
     sources: dict[str, str]
+    reference_ms: dict[str, float] = {}
+    """By system, what reference steps took in the run that the model was fitted to: by these another run's host is compared."""
 
 
 class HostTimes(NamedTuple):
@@ -95,11 +97,13 @@ class StepTimeModel:
     Args:
         system: ``stock`` or ``ours``, whose scheduler's CPU time counts.
         device_factor: multiplies the device's time, to see what a wrong model or another GPU does.
+        host_factor: multiplies the CPU time of the engine's thread: a host of another day.
     """
 
     data: _File
     system: str
     device_factor: float = 1.0
+    host_factor: float = 1.0
 
     @classmethod
     def load(cls, path: Path, system: str) -> StepTimeModel:
@@ -120,6 +124,10 @@ class StepTimeModel:
     def scaled(self, factor: float) -> StepTimeModel:
         """Return the model of a device that takes `factor` times as long."""
         return replace(self, device_factor=factor)
+
+    def on_host(self, factor: float) -> StepTimeModel:
+        """Return the model on a host that takes `factor` times as long."""
+        return replace(self, host_factor=factor)
 
     def graph_sizes(self) -> list[int]:
         """Return the numbers of tokens that vLLM would capture CUDA graphs for."""
@@ -143,7 +151,7 @@ class StepTimeModel:
             + _interpolated(rows, host.rows, host.other)
             + busy_ms,
         )
-        return HostTimes(*(max(0.0, ms) for ms in times_ms))
+        return HostTimes(*(max(0.0, ms) * self.host_factor for ms in times_ms))
 
     def device_ms(self, step: StepShape) -> float:
         """Return the device's time of a step."""

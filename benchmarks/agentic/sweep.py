@@ -46,10 +46,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Point:
-    """A tuning under a load of so many sessions."""
+    """A tuning under a load of so many sessions, on a host that takes `host_factor` times as long as the step model says."""
 
     tuning: Tuning
     num_sessions: int
+    host_factor: float = 1.0
 
 
 @dataclass
@@ -109,7 +110,8 @@ def run_point(options: SweepOptions, point: Point) -> PointResult:
         target_tps=tuning.target_tps,
         knows_graphs=tuning.knows_graphs,
     )
-    times = StepTimeModel.load(options.step_model, tuning.system).scaled(options.real_device_factor)
+    times = StepTimeModel.load(options.step_model, tuning.system)
+    times = times.scaled(options.real_device_factor).on_host(point.host_factor)
     wanted = SimulationOptions(options.seconds, options.warm_s, options.target_tps)
     result = Simulation(trace, settings, times, wanted).run()
     return PointResult(point, result.figures(), result.records, result.window, result.bound())

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.report import print_table
@@ -30,10 +30,16 @@ _ROWS = {
 }
 
 
-def print_replays(by_name: Mapping[str, Mapping[str, Any]], target_tps: float) -> None:
+def print_replays(
+    by_name: Mapping[str, Mapping[str, Any]], target_tps: float, also_targets_tps: Iterable[float] = ()
+) -> None:
     """Print one column per replay; p95 and p99 of tokens/s are what 95% and 99% of turns reach or exceed."""
     rows = [
         (label, *(form.format(figures[key]) if key in figures else "-" for figures in by_name.values()))
         for label, (key, form) in _ROWS.items()
+    ]
+    rows += [
+        (f"goodput at {target:g}", *(f"{figures['goodput_at'][f'{target:g}']:,.0f}" for figures in by_name.values()))
+        for target in also_targets_tps
     ]
     print_table(f"Replay, target {target_tps:g} tokens/s per user", ("", *by_name), rows)

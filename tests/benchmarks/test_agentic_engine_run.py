@@ -196,13 +196,14 @@ def test_ours_plays_the_first_load_again_with_a_rate_that_requests_ask_for(monke
     calls: list[tuple[str, ...]] = []
     run(monkeypatch, tmp_path, calls, more=["--rates", "0", "150", "--first-limits", "250", "2048"])
     labels = [label for _, name, label in calls if name == "sessions"]
-    # A second try and what stock was started with: the search began elsewhere.
-    assert labels[:5] == [
+    # A second try, what stock was started with, and a try for a target of 100: the search began elsewhere.
+    assert labels[:6] == [
         "ours400",
         "stock400-250-2048",
         "ours400-asked150",
         "stock400-313-2048",
         "stock400-512-8192",
+        "stock400-181-2048",
     ]
     found = json.loads((tmp_path / "engines.json").read_text())
     asked = found["replays"]["ours asked for 150, 400 sessions"]

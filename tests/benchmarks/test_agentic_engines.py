@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.agentic import engine_replay
 from benchmarks.agentic import step_shapes as step_shapes_module
+from benchmarks.agentic.engine_bars import alone_bars, point_bars
 from benchmarks.agentic.engine_replay import EngineReplay, forget_prefixes, sessions
-from benchmarks.agentic.engines import _alone_outcomes, _outcomes
 from benchmarks.agentic.fit import ShortSteps, fit_device, host_of, write_step_model
 from benchmarks.agentic.records import CUT
 from benchmarks.agentic.shaping import Shape, shaped, synthetic
@@ -272,7 +272,7 @@ def test_one_session_alone_is_judged_or_named_as_missing():
     def alone(ttft, tpot):
         return {length: {"ttft_ms": ttft, "cold_ttft_ms": 50.0, "tpot_ms": tpot} for length in ("1024", "65536")}
 
-    outcomes = _alone_outcomes({"stock": alone(40.0, 3.0), "ours": alone(38.0, 3.1)})
+    outcomes = alone_bars({"stock": alone(40.0, 3.0), "ours": alone(38.0, 3.1)})
     found = {
         outcome.claim.partition(": ")[0].split(", ")[1] + outcome.claim.partition(": ")[2]: outcome
         for outcome in outcomes
@@ -281,30 +281,46 @@ def test_one_session_alone_is_judged_or_named_as_missing():
     assert not found["65536 tokensTTFT of a returning turn, ours / stock"].met  # 5% is less than 9%
     assert found["65536 tokensTTFT of a new prompt, ours / stock"].met
     assert not found["65536 tokensTPOT, ours / stock"].met
-    missing = _alone_outcomes({"stock": alone(40.0, 3.0), "ours": {"error": "gone"}})
+    missing = alone_bars({"stock": alone(40.0, 3.0), "ours": {"error": "gone"}})
     assert not any(outcome.met for outcome in missing)
     assert "not measured with ours" in missing[0].note
 
 
-def test_time_per_token_is_judged_where_the_goodput_is_kept():
-    def point(system, goodput, tpot, p95=75.0):
-        figures = {"num_sessions": 900, "goodput_per_gpu": goodput, "tpot_ms_p99": tpot, "tps_p5": p95}
-        return {"system": system, **figures}
+def point(system, goodput, tpot, p95=75.0, **at):
+    figures = {"num_sessions": 900, "tpot_ms_p99": tpot, "tps_p5": p95}
+    return {"system": system, "goodput_at": {"70": goodput, **at}, **figures}
 
+
+def test_time_per_token_is_judged_where_the_goodput_is_kept():
     points = {"stock": point("stock", 100.0, 14.0), "slow stock": point("stock", 0.0, 30.0, 50.0)}
     points |= {
         "ours": point("ours", 300.0, 12.0),
         "asked": point("ours", 200.0, 6.5),
         "more": point("ours", 120.0, 5.0),
     }
-    goodput, tpot = _outcomes(points, SimpleNamespace(target=70.0))
+    goodput, tpot = point_bars(points.values(), 70.0)
     assert (goodput.measured, tpot.measured) == (3.0, pytest.approx(6.5 / 14))
     assert goodput.met
     assert tpot.met
     del points["asked"]
-    assert not _outcomes(points, SimpleNamespace(target=70.0))[1].met
+    assert not point_bars(points.values(), 70.0)[1].met
     del points["stock"]
-    assert "stock keeps 70 tokens/s" in _outcomes(points, SimpleNamespace(target=70.0))[0].note
+    assert "stock keeps 70 tokens/s" in point_bars(points.values(), 70.0)[0].note
+
+
+def test_a_target_is_judged_by_the_tunings_that_keep_it():
+    """At 100 another tuning of stock is the best one, and the bar of the goodput is another."""
+    points = [
+        point("stock", 200.0, 14.0, p95=71.0, **{"100": 50.0}),
+        point("stock", 150.0, 9.0, p95=105.0, **{"100": 140.0}),
+        point("ours", 300.0, 13.0, p95=72.0, **{"100": 90.0}),
+        point("ours", 250.0, 6.0, p95=130.0, **{"100": 250.0}),
+    ]
+    at_70, at_100 = (point_bars(points, target) for target in (70.0, 100.0))
+    assert [bar.measured for bar in at_70] == [1.5, pytest.approx(13.0 / 14.0)]
+    assert [bar.limit for bar in at_70] == [1.3, 0.5]
+    assert [bar.measured for bar in at_100] == [pytest.approx(250 / 140), pytest.approx(6 / 9)]
+    assert [bar.limit for bar in at_100] == [1.2, 0.5]
 
 
 def test_the_command_that_is_kept_names_no_place_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
