@@ -140,8 +140,9 @@ def crowd(overload: str, **settings: Any) -> Paced:
 
 def test_above_capacity_requests_wait_in_order() -> None:
     run = crowd("queue")
-    assert run.pace()["held_admissions"] > 0
     assert run.mean_of(20) < 1.02 * 1e3 / 100
+    # Newcomers are gathered while there is room, and none is tried in between.
+    assert run.pace()["held_admissions"] > 0
     started = [name for name in run.first_token if name.startswith("user")]
     assert started == [f"user{number}" for number in range(len(started))]
     assert 2 < len(started) < 26

@@ -22,6 +22,8 @@ void bind_pace(py::module_& module) {
         .def_property_readonly("since_prompts_ms", [](const Question& q) { return q.question.since_prompts_ms; })
         .def_property_readonly("started_tokens", [](const Question& q) { return q.question.started_tokens; })
         .def_property_readonly("waiting_tokens", [](const Question& q) { return q.question.waiting_tokens; })
+        .def_property_readonly("newcomers", [](const Question& q) { return q.question.newcomers; })
+        .def_property_readonly("held_requests", [](const Question& q) { return q.question.held_requests; })
         .def("predict_ms",
              [](const Question& q, double num_tokens) {
                  return q.model.predict_ms(q.question.decodes.with_prefill(q.question.begin_tokens, num_tokens));

@@ -17,6 +17,8 @@ constexpr double kLongestStep = 1.0;
 // Decodes that admissions may add up to: the rest of the period is for prompts. Filling it up would gain little, since
 // a step's cost grows with its users, and would leave prompts nothing.
 constexpr double kAdmittedShare = 0.95;
+// Where prompts are gathered while users wait for room, few steps hold any.
+constexpr double kAdmittedShareOfGathered = 0.98;
 constexpr double kShedShare = 1.05;
 // A target is out of reach when no step of late was shorter than this share of its period.
 constexpr double kReachedShare = 1.25;
@@ -24,6 +26,8 @@ constexpr double kForgetLeast = 1.001;
 constexpr std::uint32_t kShedPlans = 8;
 // Prompts that got nothing in so many plans get a small chunk, whatever it costs: nothing starves.
 constexpr std::uint32_t kHungryPlans = 8;
+// While others wait for room: those whose prompts are gathered lose less by that than those behind them gain.
+constexpr std::uint32_t kGatheringPlans = 32;
 constexpr double kHungryShare = 0.25;
 constexpr std::uint32_t kLeastChunk = 16;
 // Newcomers wait for each other for at most so many periods...
@@ -41,11 +45,16 @@ constexpr double kMostAheadPeriods = 4;
 constexpr double kGraphRoomShare = 0.25;
 constexpr double kCostlyShare = 0.5;
 
+/// Whether a step costs noticeably more for holding prompts, however few tokens they have.
+bool is_noticed(const StepTimeModel& model, const StepWork& decodes, double period_ms) {
+    return model.least_prompt_ms(decodes) >= kNoticedShare * period_ms;
+}
+
 /// Whether newcomers should wait for others that share their step's fixed cost.
 bool should_gather(const ChunkQuestion& question, const StepTimeModel& model, std::uint32_t room) {
     if (question.started_tokens > 0 || question.waiting_tokens >= room) return false;
     const double least_ms = model.least_prompt_ms(question.decodes);
-    if (least_ms < kNoticedShare * question.period_ms) return false;
+    if (!is_noticed(model, question.decodes, question.period_ms)) return false;
     const double lost_ms = question.decodes.decode_tokens * least_ms;
     return question.since_prompts_ms < std::min(kMostGatherPeriods * question.period_ms, kGatherShare * lost_ms);
 }
@@ -56,9 +65,33 @@ bool should_stay_captured(const ChunkQuestion& question, const StepTimeModel& mo
     return (num_steps - 1) * model.least_prompt_ms(question.decodes) < model.large_step_ms();
 }
 
+/// Whether newcomers can be gathered while others wait behind them for room.
+bool is_crowded(const ChunkQuestion& question, const StepTimeModel& model) {
+    return question.newcomers > 0 && question.held_requests > 0 &&
+           is_noticed(model, question.decodes, question.period_ms);
+}
+
+/// The chunk while others wait whom the rate has no room for: what steps lose to prompts is then what it lacks room
+/// for.
+///
+/// As much as fits a graph, at once, when users are ahead by what that takes: pieces would each cost a step as much in
+/// any case. Until then nothing, unless newcomers together have waited for longer than all users together lose to such
+/// a step.
+std::uint32_t gathered_chunk(const ChunkQuestion& question, const StepTimeModel& model) {
+    const std::uint32_t captured = model.captured_prefill(question.decodes);
+    const std::uint32_t room =
+        captured >= kLeastChunk ? std::min(captured, question.most_tokens) : question.most_tokens;
+    const double spare_ms = std::min(question.slowest_user_ms, kMostAheadPeriods * question.period_ms);
+    const std::uint32_t fits = model.fitting_prefill(question.decodes, question.begin_tokens, spare_ms, room);
+    const double lost_ms = question.decodes.decode_tokens * model.least_prompt_ms(question.decodes);
+    const bool is_whole = fits == room && question.started_tokens + question.waiting_tokens >= room;
+    return is_whole || question.newcomers * question.since_prompts_ms >= lost_ms ? fits : 0;
+}
+
 }  // namespace
 
 std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model) {
+    if (is_crowded(question, model)) return gathered_chunk(question, model);
     const double budget_ms =
         std::clamp(question.slowest_user_ms, kShortestStep * question.period_ms, kLongestStep * question.period_ms);
     const auto fitting = [&](double ms) {
@@ -133,7 +166,8 @@ bool PaceControl::admits(const StepWork& decodes, double period_s) const noexcep
     const double room_tokens = kGraphRoomShare * model_.captured_prefill({});
     if (model_.captured_prefill(decodes) < room_tokens && model_.large_step_ms() > kCostlyShare * period_ms)
         return false;
-    return model_.predict_ms(decodes) <= kAdmittedShare * period_ms;
+    const bool is_gathered = is_noticed(model_, decodes, period_ms);
+    return model_.predict_ms(decodes) <= (is_gathered ? kAdmittedShareOfGathered : kAdmittedShare) * period_ms;
 }
 
 bool PaceControl::must_shed(const StepWork& decodes, double period_s) noexcept {
@@ -147,7 +181,7 @@ bool PaceControl::must_shed(const StepWork& decodes, double period_s) noexcept {
 std::uint32_t PaceControl::prefill_tokens(const ChunkQuestion& question, bool prompts_want) {
     std::uint32_t tokens = std::min(chunk_budget_(question, model_), question.most_tokens);
     num_hungry_plans_ = tokens == 0 && prompts_want ? num_hungry_plans_ + 1 : 0;
-    if (num_hungry_plans_ >= kHungryPlans) {
+    if (num_hungry_plans_ >= (is_crowded(question, model_) ? kGatheringPlans : kHungryPlans)) {
         num_hungry_plans_ = 0;
         const StepWork least = question.decodes.with_prefill(question.begin_tokens, 1);
         const double budget_ms = model_.predict_ms(least) + kHungryShare * question.period_ms;

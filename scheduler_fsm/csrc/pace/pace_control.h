@@ -27,6 +27,8 @@ struct ChunkQuestion {
     double since_prompts_ms = 0;    ///< from the end of the last step with prompts to the begin of this one
     double started_tokens = 0;      ///< that prompts which are computed in part still lack
     double waiting_tokens = 0;      ///< that those which have not begun lack, going by the last ones that did
+    double newcomers = 0;           ///< prompts that have begun, or wait and may begin
+    double held_requests = 0;       ///< that wait because neither rate nor slots have room for them
 };
 
 /// Answers it. The scheduler never gives more than `most_tokens`, and keeps prompts from starving by itself.
@@ -37,6 +39,7 @@ using ChunkBudget = std::function<std::uint32_t(const ChunkQuestion&, const Step
 ///
 /// Where prompts cost a step more than their tokens do, they are gathered: newcomers wait until the last prompts are up
 /// to a period ago, unless they fill a step; and a step grows past the largest CUDA graph only when that saves steps.
+/// While others wait whom the rate has no room for, they are gathered until they fill a graph and run at once.
 [[nodiscard]] std::uint32_t chunk_within_target(const ChunkQuestion& question, const StepTimeModel& model);
 
 /// Keeps a rate of output tokens per user: measures steps, and says what a step may hold.
@@ -71,7 +74,8 @@ class PaceControl {
 
     /// Periods below this are out of reach, even for one user of this context alone; no limit helps to keep them.
     [[nodiscard]] double least_period_s(double context_tokens) const noexcept;
-    /// Whether decodes of this work, all in one step, leave room for prompts within the period.
+    /// Whether decodes of this work, all in one step, leave room for prompts within the period: less where prompts are
+    /// gathered.
     /// Nor may they come so near to the largest CUDA graph that every step with prompts is too large for it, where that
     /// costs much.
     [[nodiscard]] bool admits(const StepWork& decodes, double period_s) const noexcept;

@@ -119,7 +119,12 @@ void PaceGate::limit_prefill() {
     for (const Request* started : step_.engine.prefilling.items()) {
         question.started_tokens += started->num_known_tokens() - started->num_computed_tokens;
     }
-    question.waiting_tokens = static_cast<double>(num_startable(period_s)) * pace.tokens_per_prompt();
+    const std::size_t startable = num_startable(period_s);
+    question.waiting_tokens = static_cast<double>(startable) * pace.tokens_per_prompt();
+    question.newcomers = static_cast<double>(step_.engine.prefilling.size() + startable);
+    // Who is refused does not wait for room.
+    const bool may_wait = pace.overload() != Overload::kRefuse;
+    question.held_requests = may_wait ? static_cast<double>(step_.engine.waiting.size() - startable) : 0;
     const std::uint32_t room = step_.token_budget;
     step_.token_budget = pace.prefill_tokens(question, true);
     // An encoder input that may not be split needs its room at once, too.

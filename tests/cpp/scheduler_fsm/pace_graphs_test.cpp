@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps with prompts that cost more than their tokens do, and steps that are too large for every CUDA graph.
+#include <algorithm>
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -119,6 +120,99 @@ TEST_CASE("a queue that has no room to start does not keep newcomers from being 
     engine.steps(200);
     CHECK(engine.num_prompt_steps - prompt_steps < 120);
     CHECK(engine.num_finished - finished > 120);
+}
+
+namespace {
+
+/// How many steps hold prompts while all slots answer, and others wait for theirs or nobody does.
+struct FullHouse {
+    explicit FullHouse(bool others_wait) : engine(config()) {
+        engine.mixed_ms = 6;
+        engine.largest_graph = kLargest;
+        // Users come and go: as one ends, the next one is there.
+        for (int i = 0; i < 1500; ++i) {
+            while (num_sent - engine.num_finished < kSlots + (others_wait ? 40 : 0)) {
+                engine.add(60, 250 + static_cast<std::uint32_t>(num_sent++ * 37 % 300));
+            }
+            engine.step();
+            if (i < 600) continue;
+            ++num_steps;
+            if (engine.num_prefill == 0) continue;
+            ++num_prompt_steps;
+            most_tokens = std::max(most_tokens, engine.num_prefill + engine.num_decodes);
+        }
+    }
+
+    static constexpr int kSlots = 128;
+    static SchedulerConfig config() {
+        SchedulerConfig made = with_graphs(true);
+        made.max_num_seqs = kSlots;
+        return made;
+    }
+
+    Engine engine;
+    int num_sent = 0;
+    int num_steps = 0;
+    int num_prompt_steps = 0;
+    std::uint32_t most_tokens = 0;
+};
+
+ChunkQuestion crowded(double started, double waiting, double held) {
+    ChunkQuestion question;
+    question.decodes = {100, 50'000, 0, 0, 0};
+    question.most_tokens = 8192;
+    question.period_ms = 8;
+    question.slowest_user_ms = 30;
+    question.since_prompts_ms = 100;
+    question.started_tokens = started;
+    question.waiting_tokens = waiting;
+    question.newcomers = 2;
+    question.held_requests = held;
+    return question;
+}
+
+/// 4 ms for these decodes, 7 more for prompts.
+StepTimeModel costly_prompts() {
+    StepTimeModel model(GraphSizes({128, 256, kLargest}));
+    model.start_from({.fixed_ms = 3, .row_us = 10, .prefill_us = 3, .mixed_ms = 7, .large_mixed_ms = 25});
+    return model;
+}
+
+}  // namespace
+
+TEST_CASE("while others wait for room, prompts that fill a graph run at once and smaller ones wait for more") {
+    const StepTimeModel model = costly_prompts();
+    const std::uint32_t room = kLargest - 100;
+    CHECK(chunk_within_target(crowded(0, 2000, 5), model) == room);
+    CHECK(chunk_within_target(crowded(0, 300, 5), model) == 0);
+    // A prompt that was begun waits, too; without anybody behind it goes on.
+    CHECK(chunk_within_target(crowded(300, 0, 5), model) == 0);
+    CHECK(chunk_within_target(crowded(300, 0, 0), model) > 0);
+    // Together they do not wait for longer than what all users together lose to such a step.
+    ChunkQuestion late = crowded(0, 300, 5);
+    late.newcomers = 8;
+    CHECK(chunk_within_target(late, model) == room);
+    // Pieces would each cost as much: nothing until users are ahead by what the whole takes.
+    ChunkQuestion behind = crowded(0, 2000, 5);
+    behind.slowest_user_ms = 11.5;
+    CHECK(chunk_within_target(behind, model) == 0);
+}
+
+TEST_CASE("where prompts cost nothing in any case nobody waits for others") {
+    StepTimeModel model(GraphSizes({128, 256, kLargest}));
+    model.start_from({.fixed_ms = 3, .row_us = 10, .prefill_us = 3});
+    CHECK(chunk_within_target(crowded(0, 60, 5), model) > 0);
+}
+
+TEST_CASE("while others wait for room a server spends fewer steps on prompts, and nothing starves") {
+    const FullHouse crowd(true);
+    const FullHouse just_full(false);
+    CAPTURE(crowd.num_prompt_steps, just_full.num_prompt_steps, crowd.num_steps);
+    CHECK(crowd.num_prompt_steps < 0.7 * just_full.num_prompt_steps);
+    // One at least in 33 plans.
+    CHECK(crowd.num_prompt_steps >= crowd.num_steps / 33);
+    CHECK(crowd.most_tokens <= kLargest);
+    CHECK(crowd.engine.num_finished >= 0.9 * just_full.engine.num_finished);
 }
 
 TEST_CASE("a single newcomer long after the last prompts starts at once") {
