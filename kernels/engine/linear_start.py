@@ -6,7 +6,14 @@ from __future__ import annotations
 from typing import Final
 
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError
-from tokenspeed_plugin.kernels.linear.limits import IN_MULTIPLE, MAX_ROWS, MEASURED_DEVICES, OUT_MULTIPLE, WEIGHT_BYTES
+from tokenspeed_plugin.kernels.linear.limits import (
+    IN_MULTIPLE,
+    LEAST_WEIGHT_BYTES,
+    MAX_ROWS,
+    MEASURED_DEVICES,
+    MOST_WEIGHT_BYTES,
+    OUT_MULTIPLE,
+)
 from tokenspeed_plugin.kernels.linear.solutions import FAMILY, HOST_SOLUTION, MODE, shape, signature
 from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
@@ -59,7 +66,7 @@ def settle_linear(
         return False, f"{asked_by} {text}: linear layers stay with vLLM's own products"
     problem = "; ".join(why_not) or _unmeasured(name, device) or _problem(name or _OWN, device, dtype)
     if problem is None:
-        size = f"{WEIGHT_BYTES // _MIB} MiB of weights and more"
+        size = f"{LEAST_WEIGHT_BYTES // _MIB} to {MOST_WEIGHT_BYTES // _MIB} MiB of weights"
         return True, f"{asked_by} {text}: linear layers with {size} take up to {MAX_ROWS} tokens by {name or _OWN}"
     if name is None:
         return False, f"{asked_by} {text}: linear layers stay with vLLM's own products: {problem}"

@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_plugin.kernels.linear import library as linear
 from tokenspeed_plugin.kernels.linear.abi import DEPENDENT_LAUNCH, LinearLibrary, Params
-from tokenspeed_plugin.kernels.linear.limits import MAX_ROWS, refusal
+from tokenspeed_plugin.kernels.linear.limits import MAX_ROWS, gains, refusal
 
 _LANE_VALUES, _LANE_BYTES = 8, 16
 """What a thread reads at once."""
@@ -25,6 +25,7 @@ class FewRows:
         """Load the kernels. `dependent_launch`: read weights before the kernel before has ended."""
         self.device, self._library = device, library
         self._params = Params(launch_flags=DEPENDENT_LAUNCH if dependent_launch else 0)
+        self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         library.prepare(device.index)
 
     def __call__(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -55,8 +56,10 @@ class FewRows:
         return out
 
     def takes(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether the operands are the kernel's."""
-        return self.refusal(rows, weight, bias) is None
+        """Whether the operands are the kernel's, and cuBLAS is not the faster."""
+        if self.refusal(rows, weight, bias) is not None:
+            return False
+        return gains(rows.shape[0], weight.shape[0], self._num_multiprocessors)
 
     def refusal(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
         """Why the kernel does not take the operands, or None."""

@@ -10,11 +10,27 @@ MAX_ROWS: Final = 16
 OUT_MULTIPLE: Final = 16
 IN_MULTIPLE: Final = 64
 DTYPE: Final = "bfloat16"
-WEIGHT_BYTES: Final = 4 << 20
-"""Of a weight, at least, for a layer of an engine to be taken over: the operation costs a step that is in no CUDA graph a few
-microseconds of the host."""
+LEAST_WEIGHT_BYTES: Final = 4 << 20
+"""Of a layer of an engine that is taken over: the operation costs a step that is in no CUDA graph a few microseconds of the host."""
+MOST_WEIGHT_BYTES: Final = 128 << 20
+"""The same at most: cuBLAS reads larger weights at the speed of a copy (192 MiB in 49.0 us, where ours took 50.4)."""
 MEASURED_DEVICES: Final = ("H200",)
 """In the names of the GPUs on which it was measured faster than cuBLAS."""
+
+
+_FEWER_ROWS: Final = 8
+_BLOCKS: Final = 2
+"""Of the kernel, at once on a multiprocessor."""
+
+
+def gains(num_rows: int, out: int, num_multiprocessors: int) -> bool:
+    """Whether a product is worth the kernel rather than cuBLAS, by what was measured.
+
+    Not with more than 8 rows when the blocks come in two rounds of which the second one is part empty (16 x 6144 x 4096 took 16.8 us,
+    and 15.8 with cuBLAS).
+    """
+    rounds = out / OUT_MULTIPLE / (_BLOCKS * num_multiprocessors)
+    return num_rows <= _FEWER_ROWS or not 1 < rounds < 2
 
 
 def refusal(out: int, in_values: int, dtype: str) -> str | None:

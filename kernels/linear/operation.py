@@ -13,7 +13,7 @@ import torch
 from torch.library import Library
 
 from tokenspeed_plugin.kernels.linear import few_rows
-from tokenspeed_plugin.kernels.linear.limits import MAX_ROWS, WEIGHT_BYTES, refusal
+from tokenspeed_plugin.kernels.linear.limits import LEAST_WEIGHT_BYTES, MAX_ROWS, MOST_WEIGHT_BYTES, refusal
 
 NAME: Final = "few_rows_linear"
 _SCHEMA: Final = f"{NAME}(Tensor rows, Tensor weight, Tensor? bias=None) -> Tensor"
@@ -22,16 +22,16 @@ _taken: list[bool] = [False]
 
 
 def take_products(on: bool) -> None:
-    """Whether `product` uses the kernel in this process from now on; it does not before the first call."""
+    """Whether `product` uses the operation in this process from now on; it does not before the first call."""
     _taken[0] = on
 
 
 def takes_layer(weight: torch.Tensor) -> bool:
-    """Whether a layer with such a weight `[out, in]` gains: the kernel takes it, and it is large enough to be worth an operation."""
+    """Whether a layer with such a weight `[out, in]` gains: the kernel takes it, and it has a size at which that pays."""
     if weight.dim() != 2 or not weight.is_cuda:
         return False
     fits = refusal(weight.shape[0], weight.shape[1], str(weight.dtype).removeprefix("torch.")) is None
-    return fits and weight.numel() * weight.element_size() >= WEIGHT_BYTES
+    return fits and LEAST_WEIGHT_BYTES <= weight.numel() * weight.element_size() <= MOST_WEIGHT_BYTES
 
 
 def few_rows_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -41,8 +41,13 @@ def few_rows_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The same outside of what is compiled, by the kernel only where an engine asked for it (`take_products`)."""
-    return _run(rows, weight, bias) if _taken[0] else torch.nn.functional.linear(rows, weight, bias)
+    """The same, by the operation only where an engine asked for it (`take_products`) and the layer gains.
+
+    Where it is compiled the operation hides the number of rows: a branch on it would be settled for all steps by the first one.
+    """
+    if _taken[0] and takes_layer(weight):
+        return few_rows_linear(rows, weight, bias)
+    return torch.nn.functional.linear(rows, weight, bias)
 
 
 def _run(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

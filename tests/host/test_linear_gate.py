@@ -75,7 +75,7 @@ def test_layers_take_the_kernel_where_their_weight_is_worth_it(
         gate(text, config_with())
     assert patches.UNQUANTIZED_PRODUCT.is_installed
     assert (
-        f"--kernels {text}: linear layers with 4 MiB of weights and more take up to 16 tokens by cuda_sm90."
+        f"--kernels {text}: linear layers with 4 to 128 MiB of weights take up to 16 tokens by cuda_sm90."
         in caplog.text
     )
     rows, weight = torch.ones(2, 64), torch.ones(16, 64)

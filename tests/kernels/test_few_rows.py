@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tokenspeed_plugin.kernels.comm.linear_operation import Linear
 from tokenspeed_plugin.kernels.linear import few_rows, operation
 from tokenspeed_plugin.kernels.linear.abi import DEPENDENT_LAUNCH, LinearError, LinearLibrary, Params
 from tokenspeed_plugin.kernels.linear.few_rows import FewRows
@@ -40,7 +41,11 @@ def kernel(library: Library, monkeypatch: pytest.MonkeyPatch) -> FewRows:
     class Stream:
         cuda_stream = 7
 
+    class Properties:
+        multi_processor_count = 132
+
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties())
     return FewRows(library, CPU)  # type: ignore[arg-type]
 
 
@@ -107,17 +112,41 @@ def test_graphs_know_the_shape_of_the_result() -> None:
         assert model(torch.ones(count, 64), torch.ones(16, 64)).eq(65).all()
 
 
-def test_products_outside_of_graphs_ask_the_kernel_only_when_an_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(operation, "_run", lambda *operands: asked.append(operands))
-    rows, weight = torch.ones(2, 64), torch.ones(16, 64)
-    assert operation.product(rows, weight).eq(64).all()
-    operation.take_products(on=True)
+@pytest.mark.parametrize(("asked", "gains"), [(True, True), (True, False), (False, True)])
+def test_compiled_products_are_the_operation_where_an_engine_asked_and_the_layer_gains(
+    asked: bool, gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number of rows the graph was made with: the same graph serves all."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=kept, fullgraph=True, dynamic=True)
+    def model(rows: torch.Tensor, linear: Linear) -> torch.Tensor:
+        return linear(rows)
+
+    monkeypatch.setattr(operation, "takes_layer", lambda _: gains)
+    operation.take_products(on=asked)
     try:
-        operation.product(rows, weight)
+        for count in (40, 2):
+            assert model(torch.ones(count, 64), Linear(torch.ones(16, 64), None)).eq(64).all()
     finally:
         operation.take_products(on=False)
-    assert asked == [(rows, weight, None)]
+        torch.compiler.reset()
+    assert len(graphs) == 1
+    called = {node.target for node in graphs[0].graph.nodes}
+    assert (torch.ops.tokenspeed.few_rows_linear in called) == (asked and gains)
+
+
+def test_more_than_eight_rows_in_two_rounds_of_blocks_stay_with_cublas(kernel: FewRows) -> None:
+    fine = [(8, 6144), (9, 3072), (16, 4096), (16, 12288), (16, 4224)]
+    assert [kernel.takes(bf16(rows, 64), bf16(out, 64), None) for rows, out in fine] == [True] * len(fine)
+    assert not any(
+        kernel.takes(bf16(rows, 64), bf16(out, 64), None) for rows, out in ((9, 6144), (16, 8192), (16, 4240))
+    )
+    kernel(bf16(16, 64), bf16(6144, 64))  # asked for by itself it is what was asked for
 
 
 def test_small_weights_and_those_of_another_kind_stay_with_torch() -> None:
@@ -140,6 +169,8 @@ def test_small_weights_and_those_of_another_kind_stay_with_torch() -> None:
         return Weight()
 
     assert operation.takes_layer(on_gpu(1024, 2048))
+    assert operation.takes_layer(on_gpu(16384, 4096))
+    assert not operation.takes_layer(on_gpu(16400, 4096))
     assert not operation.takes_layer(on_gpu(1008, 2048))
     assert not operation.takes_layer(on_gpu(8200, 4096))
     assert not operation.takes_layer(on_gpu(8192, 4128))
@@ -165,8 +196,8 @@ def test_what_cuda_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
         LinearLibrary("refusing.so").few_rows(0, Params(), 0)
 
 
-def test_a_device_has_one_set_of_launches(monkeypatch: pytest.MonkeyPatch, library: Library) -> None:
+def test_a_device_has_one_set_of_launches(monkeypatch: pytest.MonkeyPatch, library: Library, kernel: FewRows) -> None:
     monkeypatch.setattr(few_rows.linear, "load", lambda: library)
     few_rows.of_device.cache_clear()
-    assert few_rows.of_device(CPU) is few_rows.of_device(CPU)
+    assert few_rows.of_device(CPU) is few_rows.of_device(CPU) is not kernel
     few_rows.of_device.cache_clear()
