@@ -14,28 +14,18 @@ from typing import Any, ClassVar
 import torch
 
 from tokenspeed_plugin.host.flashmla_names import FlashMLABackend, FlashMLAImpl, FlashMLAMetadataBuilder
+from tokenspeed_plugin.kernels.engine.backend_answers import BackendAnswers
 from tokenspeed_plugin.kernels.engine.caches import E4M3_CACHE, LatentCache
 from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
 from tokenspeed_plugin.kernels.engine.log_once import log_once
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import OURS as OUR_PREFILL
-from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 
 
-class Fp8MlaBackend(FlashMLABackend):
+class Fp8MlaBackend(BackendAnswers, FlashMLABackend):
     """What vLLM asks before it builds layers."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["fp8", "fp8_e4m3"]
-
-    @staticmethod
-    def get_name() -> str:
-        """The slot; vLLM looks backends up by it."""
-        return "CUSTOM"
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:  # noqa: ARG004 - vLLM's signature
-        """Tokens of a kernel page: the only number that FlashMLA takes."""
-        return [PAGE_TOKENS]
 
     @staticmethod
     def get_builder_cls() -> type[Fp8MlaMetadataBuilder]:
@@ -46,16 +36,6 @@ class Fp8MlaBackend(FlashMLABackend):
     def get_impl_cls() -> type[Fp8MlaImpl]:
         """What runs in each layer."""
         return Fp8MlaImpl
-
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
-        """How a request is split depends on the batch around it."""
-        return False
-
-    @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """The choice of a kernel reads the query lengths on the CPU."""
-        return False
 
 
 class Fp8MlaMetadataBuilder(PlannedDecodeBuilder, FlashMLAMetadataBuilder):

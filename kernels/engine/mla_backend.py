@@ -18,6 +18,7 @@ from tokenspeed_plugin.host.attention_names import (
     FlashAttnMLAMetadataBuilder,
     get_current_vllm_config,
 )
+from tokenspeed_plugin.kernels.engine.backend_answers import BackendAnswers
 from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
 from tokenspeed_plugin.kernels.engine.prefill_steps import (
     PrefillSteps,
@@ -25,21 +26,10 @@ from tokenspeed_plugin.kernels.engine.prefill_steps import (
     prefill_steps,
     reserved_bytes,
 )
-from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 
 
-class MlaBackend(FlashAttnMLABackend):
+class MlaBackend(BackendAnswers, FlashAttnMLABackend):
     """What vLLM asks before it builds layers."""
-
-    @staticmethod
-    def get_name() -> str:
-        """The slot; vLLM looks backends up by it."""
-        return "CUSTOM"
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:  # noqa: ARG004 - vLLM's signature
-        """Tokens of a kernel page; both kernels are fastest with it."""
-        return [PAGE_TOKENS]
 
     @staticmethod
     def get_builder_cls() -> type[MlaMetadataBuilder]:
@@ -50,16 +40,6 @@ class MlaBackend(FlashAttnMLABackend):
     def get_impl_cls() -> type[MlaImpl]:
         """What runs in each layer."""
         return MlaImpl
-
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
-        """How a request is split depends on the batch around it."""
-        return False
-
-    @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """The choice of a kernel reads the query lengths on the CPU."""
-        return False
 
 
 class MlaMetadataBuilder(PlannedDecodeBuilder, FlashAttnMLAMetadataBuilder):
