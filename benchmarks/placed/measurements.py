@@ -40,19 +40,21 @@ def links(llm: Any, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def graph_times(llm: Any, request: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds of the device for the model of one decode step, by batch size: the median over the steps.
+    """Milliseconds of the device for the model of one decode step, by batch size: the median over the steps of so many tokens.
 
-    A rank that starts early waits for the others in its first collective, so of each step the rank counts that took least.
+    A rank that starts early waits for the others in its first collective, so of each step the rank counts that took least. Steps
+    that carry prompts replay other graphs, or pieces of one, and do not count.
     """
-    llm.collective_rpc("start_timing_graphs")
+    if not all(llm.collective_rpc("start_timing_graphs")):
+        raise RuntimeError("the engine replays no CUDA graph of a whole step")
     found = {}
     for batch in request["batches"]:
         prompts = batch_of_prompts(_ROUND + 1, batch, request["prompt_tokens"])
         serve_batch(llm, prompts, request["output_tokens"], f"graphs{batch}")
-        by_rank = llm.collective_rpc("take_graph_times_ms")
-        steps = [min(step) for step in zip(*by_rank, strict=True)]
+        by_rank = llm.collective_rpc("take_graph_times")
+        steps = [min(ms for _, ms in step) for step in zip(*by_rank, strict=True) if step[0][0] == batch]
         if not steps:
-            raise RuntimeError(f"no CUDA graph was replayed at batch {batch}")
+            raise RuntimeError(f"no CUDA graph of {batch} tokens was replayed")
         found[str(batch)] = statistics.median(steps)
     return found
 

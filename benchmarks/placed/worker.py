@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.gpu.engine import vary_dummy_weights
+from benchmarks.gpu.whole_graphs import WholeGraphs
 from benchmarks.placed.traces import TracedSteps
 
 # Weights within 0.001 of zero would make every token check pass.
@@ -16,33 +17,8 @@ vary_dummy_weights()
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-class Observed(TracedSteps):
-    """Counts the collectives of the tensor-parallel group, times them alone, times the graphs that steps replay, and traces steps."""
-
-    def start_timing_graphs(self) -> None:
-        """From now on the device's time of every CUDA graph that this worker replays is kept; a decode step replays one."""
-        import torch
-
-        self.timed_graphs: list[tuple[Any, Any]] = []
-        replay = torch.cuda.CUDAGraph.replay
-
-        def timed(graph: torch.cuda.CUDAGraph) -> None:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            replay(graph)
-            end.record()
-            self.timed_graphs.append((start, end))
-
-        torch.cuda.CUDAGraph.replay = timed  # type: ignore[method-assign]
-
-    def take_graph_times_ms(self) -> list[float]:
-        """Milliseconds of each graph since the last time, in their order."""
-        import torch
-
-        torch.cuda.synchronize()
-        found = [start.elapsed_time(end) for start, end in self.timed_graphs]
-        self.timed_graphs.clear()
-        return found
+class Observed(WholeGraphs, TracedSteps):
+    """Counts the collectives of the tensor-parallel group, times them alone, times the whole graphs that decode steps replay, and traces steps."""
 
     def start_counting_collectives(self) -> None:
         """From now on every call of the tensor-parallel group is counted; only calls in eager mode are seen."""

@@ -6,48 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu.engine import vary_dummy_weights
+from benchmarks.gpu.whole_graphs import WholeGraphs
 from benchmarks.served.traces import traced_kernels
 
 # Weights within 0.001 of zero would make every token check pass.
 vary_dummy_weights()
 
 
-class Timed:
+class Timed(WholeGraphs):
     """Times the replays of decode graphs and the forward passes of prefills on the GPU, and tells who decodes."""
-
-    def start_timing_graphs(self) -> bool:
-        """From now on the device time of every replay of a whole graph is kept; False where the runner replays none."""
-        self.graph_events: list[tuple[int, Any, Any]] = []
-        manager = getattr(self.model_runner, "cudagraph_manager", None)  # type: ignore[attr-defined]
-        if manager is None or not hasattr(manager, "run_fullgraph"):
-            return False
-        if "run_fullgraph" not in vars(manager):
-            manager.run_fullgraph = self._timing(manager.run_fullgraph)
-        return True
-
-    def _timing(self, original: Any) -> Any:
-        import torch
-
-        def timed(desc: Any) -> Any:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            result = original(desc)
-            end.record()
-            self.graph_events.append((desc.num_tokens, start, end))
-            self._trace_if_due(desc.num_tokens)
-            return result
-
-        return timed
-
-    def take_graph_times(self) -> list[tuple[int, float]]:
-        """Tokens of the graph and milliseconds on the GPU, for each replay since `start_timing_graphs`."""
-        import torch
-
-        if self.graph_events:
-            torch.cuda.synchronize()
-        taken = [(tokens, start.elapsed_time(end)) for tokens, start, end in self.graph_events]
-        self.graph_events = []
-        return taken
 
     def start_timing_prefills(self) -> bool:
         """From now on the device time of forward passes that replay no whole graph is kept; False where there is no GPU.
@@ -144,7 +111,8 @@ class Timed:
         self.trace_at = None
         return self.graph_trace
 
-    def _trace_if_due(self, num_tokens: int) -> None:
+    def _graph_replayed(self, num_tokens: int) -> None:
+        """Trace the graph if its step is due."""
         traced_tokens, steps_left, num_replays = getattr(self, "trace_at", None) or (0, 0, 0)
         if num_tokens != traced_tokens:
             return
