@@ -70,7 +70,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--no-eager", action="store_true", help="without batch-invariant tokens and counts of collectives"
     )
     parser.add_argument(
-        "--own-cores", type=int, default=0, metavar="N", help="of the engine that is timed; 0: all share all"
+        "--own-cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the engine that is timed, at least 2 for each of its processes; 0: all share all",
     )
     parser.add_argument("--traces", action="store_true", help="of single steps, behind the reps")
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' logs there")
@@ -82,7 +86,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     options.cores = None
     if options.own_cores:
         try:
-            options.cores = CoreShare.of(options.own_cores)
+            options.cores = CoreShare.of(options.own_cores, options.ranks)
         except ValueError as error:
             parser.error(f"--own-cores: {error}")
     if options.quick:

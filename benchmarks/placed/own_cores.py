@@ -20,6 +20,11 @@ import psutil
 _SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _MAX_PASSES: Final = 5
 """Over an engine's threads: one that starts meanwhile has the cores of the one that started it."""
+_CORES_OF_A_PROCESS: Final = 2
+"""One for the thread that does the step and does not sleep while it waits, one for those that bring and take its messages.
+
+Where two cores are threads of one physical core, there is one of those for each process.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,19 @@ class CoreShare:
     rest: frozenset[int]
 
     @classmethod
-    def of(cls, num_cores: int) -> CoreShare:
+    def of(cls, num_cores: int, ranks: int) -> CoreShare:
         """Take so many of this process's cores, all threads of a physical core together as far as they go.
 
         Raises:
-            ValueError: nothing would be left to the others.
+            ValueError: too few for an engine of so many ranks, or nothing would be left to the others.
         """
         allowed = os.sched_getaffinity(0)
-        if not 0 < num_cores < len(allowed):
-            raise ValueError(f"{num_cores} own cores, allowed: 1 to {len(allowed) - 1}, one less than there are")
+        least = _CORES_OF_A_PROCESS * _processes_of_an_engine(ranks)
+        if not least <= num_cores < len(allowed):
+            raise ValueError(
+                f"{num_cores} own cores, allowed: from {least}, {_CORES_OF_A_PROCESS} for each process of an engine, "
+                f"to {len(allowed) - 1}, one less than there are"
+            )
         own = [core for group in _physical_cores(allowed) for core in group][:num_cores]
         return cls(frozenset(own), frozenset(allowed - set(own)))
 
@@ -59,6 +68,11 @@ class CoreShare:
             yield
         finally:
             _move(pid, self.rest)
+
+
+def _processes_of_an_engine(ranks: int) -> int:
+    """Client and core; a single rank runs in the core, several have a process each."""
+    return 2 + (ranks if ranks > 1 else 0)
 
 
 def _physical_cores(allowed: Iterable[int]) -> list[list[int]]:

@@ -89,20 +89,23 @@ def test_threads_of_one_physical_core_are_given_together(tmp_path: Path, monkeyp
     for core in range(4):
         for thread in (core, core + 4):
             (tmp_path / str(thread)).write_text(f"{core},{core + 4}\n")
-    assert CoreShare.of(2) == CoreShare(frozenset({1, 5}), frozenset({2, 3, 4, 6, 7}))
-    assert CoreShare.of(3).own == {1, 2, 5}
+    assert CoreShare.of(4, 1) == CoreShare(frozenset({1, 5, 2, 6}), frozenset({3, 4, 7}))
+    assert CoreShare.of(5, 1).own == {1, 5, 2, 6, 3}
     for core in range(8):
         (tmp_path / str(core)).unlink()
-    assert CoreShare.of(2).own == {1, 2}
+    assert CoreShare.of(4, 1).own == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("num_cores", [-1, 64])
-def test_more_cores_than_there_are_to_give_are_refused(
-    num_cores: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("ranks", "least"), [(1, 4), (2, 8), (4, 12)])
+def test_cores_that_leave_nothing_or_are_too_few_for_an_engine_are_refused(
+    ranks: int, least: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(own_cores.os, "sched_getaffinity", lambda _: set(range(64)))
-    with pytest.raises(SystemExit):
-        parse_arguments(["--own-cores", str(num_cores)])
-    assert f"--own-cores: {num_cores} own cores, allowed: 1 to 63" in capsys.readouterr().err
+    for num_cores in (-1, least - 1, 64):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--ranks", str(ranks), "--own-cores", str(num_cores)])
+        assert f"--own-cores: {num_cores} own cores, allowed: from {least}, 2 for each" in capsys.readouterr().err
+    for num_cores in (least, 63):
+        found = parse_arguments(["--ranks", str(ranks), "--own-cores", str(num_cores)]).cores
+        assert (len(found.own), len(found.rest)) == (num_cores, 64 - num_cores)
     assert parse_arguments([]).cores is None
-    assert len(parse_arguments(["--own-cores", "63"]).cores.own) == 63
