@@ -42,11 +42,15 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class CudaSources:
-    """The sources of one library for Hopper: its name, the folder whose `api.cu` includes all the others, and macros."""
+    """The sources of one library for Hopper: its name, the folder whose `api.cu` includes all the others, and macros.
+
+    `borrowed` are files of other folders that they include, by their relative path.
+    """
 
     name: str
     folder: Path
     defines: tuple[str, ...] = ()
+    borrowed: tuple[Path, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -56,7 +60,7 @@ class CudaSources:
     def source_hash(self) -> str:
         """Hash of every source file and flag that the library depends on."""
         digest = hashlib.sha256("\0".join(self.flags).encode())
-        for path in sorted(self.folder.glob("*.cu*")):
+        for path in (*sorted(self.folder.glob("*.cu*")), *self.borrowed):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
 

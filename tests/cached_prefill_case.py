@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenspeed_plugin.kernels.mla.cached_prefill.groups import workspace_bytes
+from tokenspeed_plugin.kernels.mla.cached_prefill.making import PlanMaking, gather_and_products
 from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import Attend, mla_cached_prefill, plan_cached_prefill
 from tokenspeed_plugin.kernels.mla.cached_prefill.reference import mla_cached_prefill_reference
 from tokenspeed_plugin.kernels.mla.prefill_reference import mla_prefill_reference
@@ -75,11 +76,14 @@ class Case:
         assert difference.abs().max() <= bound
         assert difference.norm() <= 8e-3 * truth[rows].norm()
 
-    def run(self, attend: Attend, limit_bytes: int | None = None) -> tuple[torch.Tensor, int]:
+    def run(
+        self, attend: Attend, limit_bytes: int | None = None, plan_making: PlanMaking = gather_and_products
+    ) -> tuple[torch.Tensor, int]:
         """The result, between columns that must stay as they are, and the number of groups."""
         heads = self.q.shape[1]
         size = limit_bytes or workspace_bytes(sum(self.kv_lens), heads)
-        plan = plan_cached_prefill(self.query_lens, self.kv_lens, self.table, self.cache.shape[1], heads, size)
+        page_tokens = self.cache.shape[1]
+        plan = plan_cached_prefill(self.query_lens, self.kv_lens, self.table, page_tokens, heads, size, plan_making)
         workspace = torch.full((size,), 255, dtype=torch.uint8, device=self.q.device)  # NaN in bf16
         wide = torch.full((len(self.q), heads + 1, 136), NAN, dtype=torch.bfloat16, device=self.q.device)
         mla_cached_prefill(self.q, self.cache, self.weights, plan, SCALE, workspace, attend, wide[:, :heads, :128])

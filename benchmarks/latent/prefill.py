@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLA prefill of new tokens on a cached prefix: ours and both of vLLM's ways, each from latent cache and queries to output.
+"""MLA prefill of new tokens on a cached prefix: both of our ways and of vLLM's, each from latent cache and queries to output.
 
 vLLM's are called through its own metadata builders and layers' implementations, FlashAttention MLA: `absorbed` carries queries
 into the latent space and results out of it around `forward_mqa`, `unfolded` is `forward_mha`.
@@ -19,9 +19,9 @@ from benchmarks.latent.peers import PeerUnavailableError
 from benchmarks.latent.prefill_inputs import PrefillInputs, VllmPrefill
 from benchmarks.report import MissingFigureError, print_table
 from tokenspeed_plugin.kernels.graph_timing import replay_us
-from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OURS, UNFOLDED
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, OURS, OURS_TMA, UNFOLDED
 
-STOCK = (ABSORBED, UNFOLDED)
+OWN, STOCK = (OURS, OURS_TMA), (ABSORBED, UNFOLDED)
 GRAPH_US = 20_000.0
 """Device time of a graph, about: a cell's calls are repeated in it as often as this takes."""
 SETTLE_US = 150_000.0
@@ -30,7 +30,7 @@ SETTLE_US = 150_000.0
 
 @dataclass
 class MeasuredPrefill:
-    """Microseconds by implementation, and our largest relative difference to vLLM's."""
+    """Microseconds by implementation, and the largest relative difference of one of ours to one of vLLM's."""
 
     cell: PrefillCell
     floor_us: float
@@ -48,7 +48,7 @@ class MeasuredPrefill:
 
     @property
     def speedup(self) -> float:
-        """The better of vLLM's ways over ours."""
+        """The better of vLLM's ways over ours, the one that engines take."""
         return min(self.times_us[name] for name in STOCK if name in self.times_us) / self.times_us[OURS]
 
 
@@ -84,8 +84,8 @@ def time_prefill(cell: PrefillCell, vllm: VllmPrefill, number: int) -> tuple[dic
         solution = name.partition(" ")[0]
         found = settled_us(functools.partial(replay_us, graphs[name]), SETTLE_US) / calls
         times_us[solution] = min(found, times_us.get(solution, found))
-    ours = results.pop(OURS)
-    return times_us, max(float((ours - theirs).norm() / theirs.norm()) for theirs in results.values())
+    own = [results.pop(name) for name in OWN if name in results]
+    return times_us, max(float((o - theirs).norm() / theirs.norm()) for o in own for theirs in results.values())
 
 
 def cells_of(heads: tuple[int, ...], others: bool) -> list[PrefillCell]:
@@ -106,9 +106,10 @@ def print_prefills(measured: list[MeasuredPrefill]) -> None:
     """Print one line per cell."""
     rows = []
     for m in measured:
-        times = [f"{m.times_us[name]:.0f}" if name in m.times_us else "-" for name in (OURS, *STOCK)]
+        times = [f"{m.times_us[name]:.0f}" if name in m.times_us else "-" for name in (*OWN, *STOCK)]
         rows.append((str(m.cell), f"{m.floor_us:.0f}", *times, f"{m.speedup:.2f}", f"{m.difference:.1e}"))
-    columns = ("cell", "floor", "ours", "absorbed (vLLM)", "unfolded (vLLM)", "speed-up", "difference")
+    names = ("ours", "ours, own unfold", "absorbed (vLLM)", "unfolded (vLLM)")
+    columns = ("cell", "floor", *names, "speed-up", "difference")
     print_table("MLA prefill on a cached prefix, bf16, page 64, microseconds", columns, rows)
 
 

@@ -13,9 +13,17 @@ import torch
 from benchmarks.latent.cells import PrefillCell
 from benchmarks.latent.peers import PeerUnavailableError
 from tokenspeed_plugin.kernels.mla.cached_prefill.groups import KEY_DIMS, NOPE_DIMS, VALUE_DIMS
-from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import ABSORBED, ABSORBED_QUERY_TOKENS, OURS, UNFOLDED
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import (
+    ABSORBED,
+    ABSORBED_QUERY_TOKENS,
+    MODE,
+    OURS,
+    OURS_TMA,
+    UNFOLDED,
+)
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
+from tokenspeed_plugin.kernels.registry import KernelSpec, default_registry
 
 SCALE = KEY_DIMS**-0.5
 
@@ -82,7 +90,10 @@ class PrefillInputs:
 
     def launches(self) -> dict[str, Callable[[], None]]:
         """One call of each implementation, by its solution and, where there are several, its setting."""
-        found = {UNFOLDED: self._unfolded(), OURS: self._ours()}
+        own = {spec.solution: spec for spec in default_registry().candidates("mla", MODE)}
+        found = {UNFOLDED: self._unfolded(), OURS: self._ours(own[OURS])}
+        if own[OURS_TMA].unavailable() is None:
+            found[OURS_TMA] = self._ours(own[OURS_TMA])
         if self.cell.query_tokens <= ABSORBED_QUERY_TOKENS:
             found |= {f"{ABSORBED} {splits} splits": self._absorbed(splits) for splits in (0, 32)}
         return found
@@ -138,13 +149,12 @@ class PrefillInputs:
     def _unfolded(self) -> Callable[[], None]:
         return self._prefill(self._made(self._vllm.layer), self._metadata(1)[1])
 
-    def _ours(self) -> Callable[[], None]:
+    def _ours(self, spec: KernelSpec) -> Callable[[], None]:
         from tokenspeed_plugin.kernels.engine.prefill_steps import WORKSPACE_BYTES, PrefillStep
-        from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import plan_cached_prefill
 
         cell = self.cell
         total = cell.context_tokens + cell.query_tokens
-        plan = plan_cached_prefill([cell.query_tokens], [total], self.table, PAGE_TOKENS, cell.heads, WORKSPACE_BYTES)
+        plan = spec.plan([cell.query_tokens], [total], self.table, PAGE_TOKENS, cell.heads, WORKSPACE_BYTES)
         metadata = SimpleNamespace(prefill=SimpleNamespace(step=PrefillStep(plan, WORKSPACE_BYTES)))
         return self._prefill(self._made(self._vllm.our_layer), metadata)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenspeed_plugin.kernels.autotune import TuningTable, median_table
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import MODE as CACHED_PREFILL
+from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import TUNED
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS
 from tokenspeed_plugin.kernels.mla.solutions import (
     BENCHMARK_NAMES,
@@ -62,7 +63,8 @@ def _tables(document: dict[str, Any]) -> Iterator[TuningTable]:
     for measured in document.get("prefills", []):
         for times_us in _passes(measured):
             table = TuningTable()
-            table.record("mla", CACHED_PREFILL, BF16, _shape(measured["cell"]), times_us)
+            weighed = {name: times_us[name] for name in TUNED if name in times_us}
+            table.record("mla", CACHED_PREFILL, BF16, _shape(measured["cell"]), weighed)
             yield table
 
 

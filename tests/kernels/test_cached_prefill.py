@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenspeed_plugin.kernels.mla.cached_prefill import packing, prefill
+from tokenspeed_plugin.kernels.mla.cached_prefill import making, packing, prefill
 from tokenspeed_plugin.kernels.mla.cached_prefill.groups import (
     WorkspaceTooSmallError,
     group_requests,
@@ -102,7 +102,7 @@ def test_a_small_workspace_changes_nothing_but_the_number_of_groups(monkeypatch:
     cut, groups = case.run(torch_attend, workspace_bytes(170, 2))
     assert (one, groups) == (1, 3)
     assert torch.equal(cut, whole)
-    monkeypatch.setattr(prefill, "UNFOLD_TOKENS", 37)
+    monkeypatch.setattr(making, "UNFOLD_TOKENS", 37)
     assert torch.equal(case.run(torch_attend)[0], whole)
 
 

@@ -64,7 +64,7 @@ def test_explain_shows_prefill_on_cached_tokens_too(queries: str, host: str, tmp
     assert "vLLM's own backend FLASH_ATTN_MLA stays in charge." in output
     cell = {"heads": 16, "query_tokens": int(queries), "context_tokens": 65536}
     source = tmp_path / "mla.json"
-    times = {"head_groups": 10.0, host: 12.0}
+    times = {"head_groups": 10.0, "head_groups_tma": 5.0, host: 12.0}  # the second one is weighed nowhere yet
     source.write_text(json.dumps({"gpu": "GPU", "cells": [], "prefills": [{"cell": cell, "times_us": times}]}))
     assert run("tune", "--benchmark", str(source))[0] == 0
     code, output = run(*arguments)

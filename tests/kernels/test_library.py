@@ -15,6 +15,8 @@ from tokenspeed_plugin.kernels.linear import abi as linear_abi
 from tokenspeed_plugin.kernels.linear import library as linear
 from tokenspeed_plugin.kernels.mla.sm90 import library as mla
 from tokenspeed_plugin.kernels.mla.sm90.abi import DecodeParams, MlaLibrary
+from tokenspeed_plugin.kernels.mla.unfold import abi as unfold_abi
+from tokenspeed_plugin.kernels.mla.unfold import library as unfold
 from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError, find_nvcc
 
 
@@ -25,6 +27,7 @@ from tokenspeed_plugin.kernels.nvcc import CudaSources, LibraryUnavailableError,
         (mla.FP8_SOURCES, "decode_kernel", MlaLibrary),
         (comm.SOURCES, "add_norm_kernel", CommLibrary),
         (linear.SOURCES, "few_rows_kernel", linear_abi.LinearLibrary),
+        (unfold.SOURCES, "unfold_kernel", unfold_abi.UnfoldLibrary),
     ],
 )
 def test_it_compiles_clean_or_names_what_is_missing(
@@ -50,6 +53,7 @@ def test_it_compiles_clean_or_names_what_is_missing(
         (MlaLibrary, "tokenspeed_mla_", DecodeParams, "DecodeParams"),
         (CommLibrary, "tokenspeed_comm_", Params, "Params"),
         (linear_abi.LinearLibrary, "tokenspeed_linear_", linear_abi.Params, "Params"),
+        (unfold_abi.UnfoldLibrary, "tokenspeed_unfold_", unfold_abi.Params, "Params"),
     ],
 )
 def test_the_parameter_block_is_checked_before_use(
@@ -68,6 +72,17 @@ def test_the_parameter_block_is_checked_before_use(
     monkeypatch.setattr(ctypes, "CDLL", Foreign)
     with pytest.raises(RuntimeError, match=rf"{name} has .* bytes there and .* here; rebuild the library"):
         library("foreign.so")
+
+
+def test_a_borrowed_file_is_a_source(tmp_path: Path) -> None:
+    own, borrowed = tmp_path / "own", tmp_path / "ptx.cuh"
+    own.mkdir()
+    (own / "api.cu").write_text('#include "../ptx.cuh"')
+    borrowed.write_text("// one")
+    sources = CudaSources("name", own, borrowed=(borrowed,))
+    before = sources.source_hash()
+    borrowed.write_text("// two")
+    assert sources.source_hash() != before
 
 
 def test_a_missing_compiler_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

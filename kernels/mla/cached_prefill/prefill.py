@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLA prefill on a cached prefix: gather latents, unfold keys and values of some heads, one causal attention call, next heads.
+"""MLA prefill on a cached prefix: make keys and values of some heads from latents, one causal attention call, next heads.
 
 The new tokens' latents lie in the cache already, so prefix and new tokens are one sequence for the attention, which aligns its
 mask to the end of it: no partial results, no merge.
@@ -21,11 +21,9 @@ from tokenspeed_plugin.kernels.mla.cached_prefill.groups import (
     Group,
     group_requests,
 )
+from tokenspeed_plugin.kernels.mla.cached_prefill.making import Making, PlanMaking, gather_and_products
 from tokenspeed_plugin.kernels.mla.geometry import HEAD_DIMS, LATENT_DIMS
 from tokenspeed_plugin.kernels.mla.operands import require
-
-UNFOLD_TOKENS = 16384
-"""Tokens, about, that are unfolded by one product: their latents stay in the L2 cache while all heads read them."""
 
 
 class Attend(Protocol):
@@ -52,13 +50,13 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A group of requests on the device: where its rows start, and the cache slots of its KV tokens."""
+    """A group of requests on the device: where its rows start, and what makes its keys and values."""
 
     group: Group
     query_rows: slice
     query_starts: torch.Tensor
     kv_starts: torch.Tensor
-    slots: torch.Tensor
+    make: Making
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,9 @@ def plan_cached_prefill(
     page_tokens: int,
     num_heads: int,
     workspace_bytes: int,
+    plan_making: PlanMaking = gather_and_products,
 ) -> CachedPrefillPlan:
-    """Plan a batch, once per step: two small copies to the device and a kernel for each group.
+    """Plan a batch, once per step: for each group a small copy to the device, and another one or a kernel.
 
     Args:
         query_lens: new tokens of each request, on the CPU; a request without any is passed over.
@@ -87,6 +86,7 @@ def plan_cached_prefill(
         page_tokens: tokens of a page.
         num_heads: query heads on this GPU.
         workspace_bytes: what keys, values and gathered latents may take at once.
+        plan_making: the way in which keys and values are made.
 
     Raises:
         WorkspaceTooSmallError: one request alone does not fit.
@@ -100,10 +100,9 @@ def plan_cached_prefill(
         if block_table.is_cuda:
             both = both.pin_memory().to(block_table.device, non_blocking=True)
         query_starts, kv_starts = both.split(len(group.query_starts))
-        table = block_table[group.requests]
-        slots = _token_slots(table, kv_starts, group.num_kv_tokens, group.longest_kv, page_tokens)
+        make = plan_making(group, block_table[group.requests], kv_starts, page_tokens)
         rows = slice(first_row, first_row + group.query_starts[-1])
-        planned.append(PlannedGroup(group, rows, query_starts, kv_starts, slots))
+        planned.append(PlannedGroup(group, rows, query_starts, kv_starts, make))
     return CachedPrefillPlan(tuple(planned), sum(query_lens), num_heads)
 
 
@@ -137,14 +136,13 @@ def mla_cached_prefill(
     require(out, "out", (plan.num_rows, heads, VALUE_DIMS), torch.bfloat16, kv_cache.device)
     require(weights, "weights", (heads, NOPE_DIMS + VALUE_DIMS, LATENT_DIMS), torch.bfloat16, kv_cache.device)
     require(kv_cache, "kv_cache", (*kv_cache.shape[:2], HEAD_DIMS), torch.bfloat16, kv_cache.device)
-    halves = weights.view(2 * heads, NOPE_DIMS, LATENT_DIMS).transpose(1, 2)
     for planned in plan.groups:
         group, rows = planned.group, planned.query_rows
         latents, unfolded = _carve(workspace, group)
-        _gather(kv_cache, planned.slots, latents, unfolded[::2].transpose(0, 1))
         for first in range(0, heads, group.heads):
             count = min(group.heads, heads - first)
-            _unfold(latents, halves[2 * first : 2 * (first + count)], unfolded[: 2 * count])
+            some = weights[first : first + count]
+            planned.make(kv_cache, some, latents, unfolded[: 2 * count], first == 0)
             keys, values = unfolded[: 2 * count : 2], unfolded[1 : 2 * count : 2, :, :VALUE_DIMS]
             attend(
                 q[rows, first : first + count],
@@ -167,26 +165,3 @@ def _carve(workspace: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.T
     latents = workspace[: tokens * 2 * LATENT_DIMS].view(torch.bfloat16).view(tokens, LATENT_DIMS)
     rest = workspace[tokens * TOKEN_BYTES : group.bytes()].view(torch.bfloat16)
     return latents, rest.view(2 * group.heads, tokens, KEY_DIMS)
-
-
-def _unfold(latents: torch.Tensor, halves: torch.Tensor, unfolded: torch.Tensor) -> None:
-    tokens = latents.shape[0]
-    share = -(-tokens // max(1, round(tokens / UNFOLD_TOKENS)))
-    for first in range(0, tokens, share):
-        block = latents[first : first + share].expand(halves.shape[0], -1, -1)
-        torch.bmm(block, halves, out=unfolded[:, first : first + share, :NOPE_DIMS])
-
-
-def _gather(kv_cache: torch.Tensor, slots: torch.Tensor, latents: torch.Tensor, keys: torch.Tensor) -> None:
-    from tokenspeed_plugin.kernels.mla.cached_prefill import packing
-
-    (packing.gather if kv_cache.is_cuda else packing.gather_torch)(kv_cache, slots, latents, keys)
-
-
-def _token_slots(
-    table: torch.Tensor, kv_starts: torch.Tensor, num_tokens: int, longest: int, page_tokens: int
-) -> torch.Tensor:
-    from tokenspeed_plugin.kernels.mla.cached_prefill import packing
-
-    find = packing.token_slots if table.is_cuda else packing.token_slots_torch
-    return find(table, kv_starts, num_tokens, longest, page_tokens)

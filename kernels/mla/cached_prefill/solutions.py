@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed_plugin.kernels.mla.solutions import BF16, HOPPER
+from tokenspeed_plugin.kernels.mla.unfold.library import SOURCES as UNFOLD
 from tokenspeed_plugin.kernels.registry import (
     Capability,
     KernelSpec,
@@ -23,6 +24,10 @@ _HERE = Path(__file__).parent
 MODE = "cached_prefill"
 OURS, ABSORBED, UNFOLDED = "head_groups", "flashattn3", "unfolded"
 """Ours, and vLLM's two: queries carried into the latent space, or keys and values of the prefix made in chunks."""
+OURS_TMA = "head_groups_tma"
+"""Ours with one kernel in place of gather and products."""
+TUNED = (OURS, ABSORBED, UNFOLDED)
+"""Those whose measurements selection weighs."""
 HOST_BACKEND = "FLASH_ATTN_MLA"
 ABSORBED_QUERY_TOKENS = 512
 """New tokens of a request up to which vLLM's FlashAttention MLA carries queries into the latent space."""
@@ -38,6 +43,27 @@ def _head_groups() -> Callable[..., Any]:
     from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import mla_cached_prefill
 
     return mla_cached_prefill
+
+
+def _plan_head_groups(*arguments: Any) -> Any:
+    from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import plan_cached_prefill
+
+    return plan_cached_prefill(*arguments)
+
+
+def _plan_head_groups_tma(*arguments: Any) -> Any:
+    from tokenspeed_plugin.kernels.mla.cached_prefill.prefill import plan_cached_prefill
+    from tokenspeed_plugin.kernels.mla.unfold.unfold import paged_unfold
+
+    return functools.partial(plan_cached_prefill, plan_making=paged_unfold)(*arguments)
+
+
+def _unavailable_tma() -> str | None:
+    return missing_package("vllm") or UNFOLD.unavailable_reason()
+
+
+def _source_tma() -> str:
+    return f"{source_hash(_HERE / 'groups.py', _HERE / 'prefill.py')} {UNFOLD.source_hash()}"
 
 
 SOLUTIONS = (
@@ -59,10 +85,27 @@ SOLUTIONS = (
         capabilities=(HOPPER,),
         signatures=(BF16,),
         load=_head_groups,
+        plan=_plan_head_groups,
         priority=Priority.PORTABLE,
         traits=(ShapeTrait("heads", 1, 128), ShapeTrait("page_tokens", 1)),
         unavailable=functools.partial(missing_package, "triton", "vllm"),
-        source=functools.partial(source_hash, *(_HERE / name for name in ("groups.py", "packing.py", "prefill.py"))),
+        source=functools.partial(
+            source_hash, *(_HERE / name for name in ("groups.py", "making.py", "packing.py", "prefill.py"))
+        ),
+    ),
+    KernelSpec(
+        "mla",
+        MODE,
+        OURS_TMA,
+        capabilities=(HOPPER,),
+        signatures=(BF16,),
+        load=_head_groups,
+        plan=_plan_head_groups_tma,
+        priority=Priority.UNTRIED,
+        traits=(ShapeTrait("heads", 1, 128), ShapeTrait("page_tokens", 16, power_of_two=True)),
+        unavailable=_unavailable_tma,
+        source=_source_tma,
+        prepare=UNFOLD.built,
     ),
     KernelSpec(
         "mla",
