@@ -62,7 +62,7 @@ def choose(graph: ModelGraph, world_size: int, table: CostTable, check: Check | 
     found = candidates(graph, world_size, table, check)
     if found[0].refused is not None:
         reasons = "; ".join(dict.fromkeys(str(c.refused) for c in found))
-        message = f"placement 'auto': nothing fits {graph.name!r} on {world_size} ranks: {reasons}"
+        message = f"--placement 'auto': nothing fits {graph.name!r} on {world_size} ranks: {reasons}"
         raise PlacementError(message)
     return found[0].spec
 
@@ -79,7 +79,7 @@ def _try(graph: ModelGraph, spec: PlacementSpec, world_size: int, table: CostTab
     if weight_bytes > WEIGHT_SHARE * table.memory_bytes:
         allowed = f"{WEIGHT_SHARE:.0%} of {table.memory_bytes / 1e9:.0f} GB"
         return Candidate(
-            spec, 0.0, f"placement '{spec}': {weight_bytes / 1e9:.0f} GB of weights per rank, over {allowed}"
+            spec, 0.0, f"--placement '{spec}': {weight_bytes / 1e9:.0f} GB of weights per rank, over {allowed}"
         )
     decode = Compiler(CostModel(graph, mesh, table, DECODE_TOKENS, DECODE_TOKENS)).compile().time_us
     prefill = Compiler(CostModel(graph, mesh, table, PREFILL_TOKENS, 1)).compile().time_us

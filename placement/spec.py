@@ -47,7 +47,7 @@ class PlacementSpec:
             groups[key] = tuple(int(g) if g else None for g in match.groups())  # type: ignore[assignment]
         for key in ("attn", "dense"):
             if key not in groups:
-                _refuse(text, f"{key!r} is missing from {FORM}")
+                _refuse(text, f"{key!r} is missing; the form is {FORM}")
             if groups[key][1] is not None:
                 _refuse(text, f"{key!r} has no experts: only tpN is allowed")
         dense = groups["dense"][0] or 1
@@ -219,5 +219,5 @@ def check_runtime(
 
 
 def _refuse(text: str, reason: str) -> NoReturn:
-    message = f"placement {text!r}: {reason}"
+    message = f"--placement {text!r}: {reason}"
     raise PlacementError(message)

@@ -177,7 +177,7 @@ def _settled(text: str, graph: ModelGraph, binding: ModelBinding, parallel: Any)
     def check(spec: PlacementSpec) -> None:
         spec.check_model(graph)
         if has_experts and parallel.enable_expert_parallel and size > 1 and spec.ep == 1:
-            message = f"placement '{spec}': the MoE is split by width, but --enable-expert-parallel is on"
+            message = f"--placement '{spec}': the MoE is split by width, but --enable-expert-parallel is on"
             raise PlacementError(message)
         check_runtime(
             spec,
@@ -199,5 +199,5 @@ def _settled(text: str, graph: ModelGraph, binding: ModelBinding, parallel: Any)
 def _check_choice(spec: PlacementSpec, check: Callable[[PlacementSpec], None], without: str | None) -> None:
     check(spec)
     if without and without in str(spec):
-        message = f"placement '{spec}': needs --enable-expert-parallel"
+        message = f"--placement '{spec}': needs --enable-expert-parallel"
         raise PlacementError(message)

@@ -30,7 +30,7 @@ def test_parse(text: str, expected: PlacementSpec) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attn=tp2", r"'dense' is missing from attn=tpN,dense=tpN,moe=tpN\|epN\|tpNepM"),
+        ("attn=tp2", r"'dense' is missing; the form is attn=tpN,dense=tpN,moe=tpN\|epN\|tpNepM"),
         ("attn=2,dense=tp2", "'attn=2' is not of the form"),
         ("attn=tp0,dense=tp2", "'attn=tp0' is not of the form"),
         ("attn=tp2,dense=tp2,moe=dp2", "'moe=dp2' is not of the form"),
