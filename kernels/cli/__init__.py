@@ -31,7 +31,9 @@ from tokenspeed_plugin.kernels.mla.solutions import BF16, FP8, decode_shape
 from tokenspeed_plugin.kernels.registry import Objective, Platform, default_registry, signature_text
 from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 
-app = typer.Typer(help="MLA and MoE kernels: list, explain, tune, bench.", no_args_is_help=True)
+app = typer.Typer(
+    help="Kernels of all families: list. MLA kernels: explain, serving, tune, bench, compile.", no_args_is_help=True
+)
 
 Heads = Annotated[int, typer.Option(min=1, help="Query heads on one GPU.")]
 Queries = Annotated[int, typer.Option(min=1, help="Query tokens of a request, drafts included.")]
@@ -67,12 +69,14 @@ def explain(
     objective: Annotated[Objective, typer.Option(help="What matters most.")] = Objective.LATENCY,
     platform: Annotated[str | None, typer.Option(help="cpu, cuda:9.0 or rocm:9.5; default: this machine.")] = None,
     gpu: Annotated[str, typer.Option(help="Product name of the GPU whose measurements count.")] = "",
-    kernels: Annotated[str, typer.Option(help="Override as --kernels takes it: auto, or mla=NAME.")] = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="Override as --kernels takes it: auto, mla=NAME, or append=NAME with --append.")
+    ] = "auto",
     prefill: Annotated[bool, typer.Option("--prefill", help="Prefill on cached tokens instead of decode.")] = False,
     append: Annotated[bool, typer.Option("--append", help="Append to the latent cache instead of decode.")] = False,
     fp8: Fp8 = False,
 ) -> None:
-    """Show which MLA kernel would run, and why no other."""
+    """Show which MLA kernel would run, and why no other (decode, prefill or append; linear layers are not explained)."""
     device = _platform(platform, gpu)
     if append and prefill:
         raise _failure("--append and --prefill, allowed: one of them")
@@ -107,7 +111,7 @@ def serving(
     kernels: Annotated[str, typer.Option(help="As --kernels takes it: auto, or mla=NAME.")] = "auto",
     fp8: Fp8 = False,
 ) -> None:
-    """Show which decode batches a kernel of ours takes under vllm serve --kernels on Hopper, and why."""
+    """Show which MLA decode batches a kernel of ours takes under vllm serve --kernels on Hopper, and why."""
     try:
         named = named_solution(kernels, "--kernels")
         if named is not None and named.host_backend is not None:

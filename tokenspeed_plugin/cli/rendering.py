@@ -31,7 +31,9 @@ def _render_host(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _settings(diagnosis: Diagnosis) -> Table:
-    table = Table("setting", "value", "source", "allowed", "in this version", title="Settings", title_justify="left")
+    table = Table(title="Settings", title_justify="left")
+    for name in ("setting", "value", "source", "allowed", "in this version"):
+        table.add_column(name, overflow="fold")  # nothing is cut off on a narrow terminal
     for row in diagnosis.settings:
         table.add_row(row.key, escape(row.value), row.source, escape(row.allowed), row.available)
     return table
