@@ -14,7 +14,7 @@ import pytest
 import torch
 from plugin_fixtures import changed
 
-from tokenspeed_plugin.host import append_gate, kernel_gate, mla_append, mla_backend, registration
+from tokenspeed_plugin.host import append_gate, kernel_gate, linear_gate, mla_append, mla_backend, registration
 from tokenspeed_plugin.host.check import HostError, check_append
 from tokenspeed_plugin.settings import SettingsError, resolve
 
@@ -29,6 +29,7 @@ OURS = "tokenspeed::mla_append"
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Hopper GPU whose MLA decode stays with vLLM."""
     monkeypatch.setattr(kernel_gate, "_platform", lambda: H200)
+    monkeypatch.setattr(linear_gate, "reasons", lambda _: ["not here"])  # else auto builds its library
     monkeypatch.setattr(kernel_gate, "_missing_base", lambda _: ["no backend here"])
     yield
     mla_backend.remove()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from plugin_fixtures import changed
 
-from tokenspeed_plugin.host import kernel_gate, mla_backend
+from tokenspeed_plugin.host import kernel_gate, linear_gate, mla_backend
 from tokenspeed_plugin.host.check import HostError, check_kernels
 from tokenspeed_plugin.kernels.engine import start
 from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError
@@ -47,6 +47,7 @@ def registry_with(**changes: Any) -> Registry:
 def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with an H200 on which everything is there."""
     monkeypatch.setattr(kernel_gate, "_platform", lambda: H200)
+    monkeypatch.setattr(linear_gate, "reasons", lambda _: ["not here"])  # else auto builds its library
     monkeypatch.setattr(kernel_gate, "_missing_base", lambda _: [])
     monkeypatch.setenv("TOKENSPEED_KERNEL_TUNING", str(tmp_path / "tuning.json"))
     use(monkeypatch, registry_with())

@@ -91,6 +91,14 @@ def test_layers_take_the_kernel_where_their_weight_is_worth_it(
     assert layer_product() is before
 
 
+def test_it_can_be_taken_back_where_the_environment_has_forgotten_it() -> None:
+    before = layer_product()
+    gate("auto", config_with())
+    del os.environ[few_rows.VARIABLE]
+    few_rows.remove()
+    assert layer_product() is before
+
+
 def test_processes_of_the_engine_do_the_same() -> None:
     gate("auto", config_with())
     patches.unwrap(patches.UNQUANTIZED_PRODUCT)

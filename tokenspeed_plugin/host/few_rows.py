@@ -6,6 +6,7 @@ vLLM asks one function for the product of each unquantized layer that it builds.
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,7 @@ def install_inherited() -> None:
 
 def remove() -> None:
     """Give vLLM's own products to layers that are built from now on; others keep theirs."""
-    if os.environ.pop(VARIABLE, None) is not None:
+    os.environ.pop(VARIABLE, None)
+    if _OPERATION in sys.modules:  # else nothing was ever installed in this process
         importlib.import_module(_OPERATION).take_products(on=False)
         patches.unwrap(patches.UNQUANTIZED_PRODUCT)
