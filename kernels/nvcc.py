@@ -19,6 +19,8 @@ NVCC_FLAGS = (
     "-shared",
     "-cudart=static",
 )
+STATUS = Path(__file__).parent / "csrc" / "status.cuh"
+"""How a library's C interface reports errors; to be borrowed."""
 
 
 class LibraryUnavailableError(RuntimeError):

@@ -7,9 +7,9 @@ import functools
 from pathlib import Path
 
 from tokenspeed_plugin.kernels.comm.abi import CommLibrary
-from tokenspeed_plugin.kernels.nvcc import CudaSources
+from tokenspeed_plugin.kernels.nvcc import STATUS, CudaSources
 
-SOURCES = CudaSources("comm-sm90", Path(__file__).parent / "csrc")
+SOURCES = CudaSources("comm-sm90", Path(__file__).parent / "csrc", borrowed=(STATUS,))
 
 
 @functools.cache

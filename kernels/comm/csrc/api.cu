@@ -6,11 +6,11 @@
 
 #include <string.h>
 
+#include "../../csrc/status.cuh"
 #include "exchange.cuh"
 #include "flags.cuh"
 #include "launch.cuh"
 #include "params.cuh"
-#include "status.cuh"
 
 namespace tokenspeed::comm {
 namespace {
@@ -30,6 +30,7 @@ __global__ void probe_kernel(const __grid_constant__ Params params, uint64_t bas
 
 extern "C" {
 
+using namespace tokenspeed;  // status.cuh
 using namespace tokenspeed::comm;
 
 const char* tokenspeed_comm_error() { return error_message; }

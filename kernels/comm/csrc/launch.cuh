@@ -8,11 +8,11 @@
 
 #include <algorithm>
 
+#include "../../csrc/status.cuh"
 #include "all_reduce_add_norm.cuh"
 #include "flags.cuh"
 #include "many_rows.cuh"
 #include "params.cuh"
-#include "status.cuh"
 
 namespace tokenspeed::comm {
 namespace {

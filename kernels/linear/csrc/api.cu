@@ -4,32 +4,11 @@
 
 #include <cuda_runtime.h>
 
-#include <stdio.h>
-
+#include "../../csrc/status.cuh"
 #include "few_rows.cuh"
 
 namespace tokenspeed::linear {
 namespace {
-
-thread_local char error_message[512];
-
-int fail(const char* what, const char* why) {
-    snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
-    return -1;
-}
-
-int check(const char* what, cudaError_t status) {
-    if (status == cudaSuccess) return 0;
-    cudaGetLastError();  // so that the next check does not meet it again
-    return fail(what, cudaGetErrorString(status));
-}
-
-// This library has a runtime of its own, which need not know the device that the process works on.
-int use_device(int device) {
-    int current = -1;
-    if (cudaGetDevice(&current) == cudaSuccess && current == device) return 0;
-    return check("cudaSetDevice", cudaSetDevice(device));
-}
 
 using Kernel = void (*)(const Params);
 
@@ -40,6 +19,7 @@ Kernel kernel_for(int num_rows) { return num_rows <= kTileRows ? few_rows_kernel
 
 extern "C" {
 
+using namespace tokenspeed;  // status.cuh
 using namespace tokenspeed::linear;
 
 const char* tokenspeed_linear_error() { return error_message; }

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tokenspeed_plugin.kernels.mla.sm90.library import SOURCES as DECODE
 from tokenspeed_plugin.kernels.mla.unfold.abi import UnfoldLibrary
-from tokenspeed_plugin.kernels.nvcc import CudaSources
+from tokenspeed_plugin.kernels.nvcc import STATUS, CudaSources
 
-SOURCES = CudaSources("mla-unfold-sm90", Path(__file__).parent / "csrc", borrowed=(DECODE.folder / "ptx.cuh",))
+SOURCES = CudaSources("mla-unfold-sm90", Path(__file__).parent / "csrc", borrowed=(DECODE.folder / "ptx.cuh", STATUS))
 
 
 @functools.cache

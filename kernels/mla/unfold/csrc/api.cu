@@ -6,34 +6,13 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
-#include <stdio.h>
-
 #include <algorithm>
 
+#include "../../../csrc/status.cuh"
 #include "unfold.cuh"
 
 namespace tokenspeed::unfold {
 namespace {
-
-thread_local char error_message[512];
-
-int fail(const char* what, const char* why) {
-    snprintf(error_message, sizeof(error_message), "%s: %s", what, why);
-    return -1;
-}
-
-int check(const char* what, cudaError_t status) {
-    if (status == cudaSuccess) return 0;
-    cudaGetLastError();  // so that the next check does not meet it again
-    return fail(what, cudaGetErrorString(status));
-}
-
-// This library has a runtime of its own, which need not know the device that the process works on.
-int use_device(int device) {
-    int current = -1;
-    if (cudaGetDevice(&current) == cudaSuccess && current == device) return 0;
-    return check("cudaSetDevice", cudaSetDevice(device));
-}
 
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
     void* function = nullptr;
@@ -108,6 +87,7 @@ cudaLaunchConfig_t launch(int clusters, cudaLaunchAttribute* cluster) {
 
 extern "C" {
 
+using namespace tokenspeed;  // status.cuh
 using namespace tokenspeed::unfold;
 
 const char* tokenspeed_unfold_error() { return error_message; }

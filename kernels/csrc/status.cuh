@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How functions of the C interface report what went wrong, and on which device they work.
+// How functions of a library's C interface report what went wrong, and on which device they work. Each library includes
+// it once, in its `api.cu`, and so has a message of its own.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <stdio.h>
 
-namespace tokenspeed::comm {
+namespace tokenspeed {
 namespace {
 
 thread_local char error_message[512];
@@ -30,4 +31,4 @@ int use_device(int device) {
 }
 
 }  // namespace
-}  // namespace tokenspeed::comm
+}  // namespace tokenspeed
