@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tokenspeed_plugin.kernels.device import this_platform
+from tokenspeed_plugin.kernels.engine.named import named_for_layers, servable
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError
 from tokenspeed_plugin.kernels.mla.append_solutions import (
     APPEND_FAMILY,
@@ -19,7 +20,7 @@ from tokenspeed_plugin.kernels.mla.append_solutions import (
 )
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
-from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, parse_overrides, select_kernel
+from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 from tokenspeed_plugin.settings import resolve_in_process
 
 KEY = "append"
@@ -30,8 +31,7 @@ E4M3 = "float8_e4m3fn"
 
 def allowed_appends() -> list[str]:
     """Solutions that an engine can be given by name, vLLM's own layer among them."""
-    specs = default_registry().candidates(APPEND_FAMILY, APPEND_MODE)
-    return sorted(spec.solution for spec in specs if spec.serves_engine or spec.host_backend is not None)
+    return servable(default_registry(), APPEND_FAMILY, APPEND_MODE)
 
 
 def named_append(text: str, asked_by: str) -> str | None:
@@ -40,10 +40,7 @@ def named_append(text: str, asked_by: str) -> str | None:
     Raises:
         ValueError: it names a solution that there is not, or one that cannot stand under vLLM's layers.
     """
-    name = parse_overrides(text, default_registry(), asked_by).by_family.get(KEY)
-    if name is not None and name not in allowed_appends():
-        allowed = ", ".join(allowed_appends())
-        raise ValueError(f"{asked_by} {text}: {name!r} cannot serve vLLM's layers, allowed: {allowed}")
+    name = named_for_layers(default_registry(), KEY, (APPEND_FAMILY, APPEND_MODE), text, asked_by)
     return None if name == HOST_SOLUTION else name
 
 

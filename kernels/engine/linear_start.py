@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tokenspeed_plugin.kernels.engine.named import named_for_layers, servable
 from tokenspeed_plugin.kernels.engine.start import KernelsRefusedError
 from tokenspeed_plugin.kernels.linear.limits import (
     IN_MULTIPLE,
@@ -17,7 +18,7 @@ from tokenspeed_plugin.kernels.linear.limits import (
 from tokenspeed_plugin.kernels.linear.solutions import FAMILY, HOST_SOLUTION, MODE, shape, signature
 from tokenspeed_plugin.kernels.nvcc import LibraryUnavailableError
 from tokenspeed_plugin.kernels.registry import KernelSpec, Platform, default_registry
-from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, parse_overrides, select_kernel
+from tokenspeed_plugin.kernels.select import KernelRequest, KernelSelectionError, select_kernel
 
 KEY: Final = FAMILY
 _OWN: Final = "cuda_sm90"
@@ -26,8 +27,7 @@ _MIB: Final = 1 << 20
 
 def allowed_linears() -> list[str]:
     """Solutions that an engine can be given by name, vLLM's own layers among them."""
-    specs = default_registry().candidates(FAMILY, MODE)
-    return sorted(spec.solution for spec in specs if spec.serves_engine or spec.host_backend is not None)
+    return servable(default_registry(), FAMILY, MODE)
 
 
 def named_linear(text: str, asked_by: str) -> str | None:
@@ -36,11 +36,7 @@ def named_linear(text: str, asked_by: str) -> str | None:
     Raises:
         ValueError: it names a solution that there is not, or one that cannot stand under vLLM's layers.
     """
-    name = parse_overrides(text, default_registry(), asked_by).by_family.get(KEY)
-    if name is not None and name not in allowed_linears():
-        allowed = ", ".join(allowed_linears())
-        raise ValueError(f"{asked_by} {text}: {name!r} cannot serve vLLM's layers, allowed: {allowed}")
-    return name
+    return named_for_layers(default_registry(), KEY, (FAMILY, MODE), text, asked_by)
 
 
 def settle_linear(

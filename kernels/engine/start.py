@@ -13,6 +13,7 @@ from tokenspeed_plugin.kernels.device import device_key, this_platform
 from tokenspeed_plugin.kernels.engine.caches import BF16_CACHE, LatentCache, latent_cache
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeSteps
 from tokenspeed_plugin.kernels.engine.log_once import log_once
+from tokenspeed_plugin.kernels.engine.named import servable
 from tokenspeed_plugin.kernels.linear.solutions import FAMILY as LINEAR
 from tokenspeed_plugin.kernels.mla.geometry import LATENT_DIMS, ROPE_DIMS
 from tokenspeed_plugin.kernels.mla.share import PAGE_TOKENS, QUERY_TOKENS, DecodeShare
@@ -53,8 +54,7 @@ class Settled:
 
 def allowed_solutions() -> list[str]:
     """Solutions of MLA decode that an engine can be given by name."""
-    specs = default_registry().candidates(FAMILY, MODE)
-    return sorted(spec.solution for spec in specs if spec.serves_engine or spec.host_backend is not None)
+    return servable(default_registry(), FAMILY, MODE)
 
 
 def named_solution(text: str, asked_by: str) -> KernelSpec | None:

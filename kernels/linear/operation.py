@@ -54,7 +54,7 @@ def _run(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     if rows.shape[0] <= MAX_ROWS and rows.is_cuda:
         kernel = few_rows.of_device(rows.device)
         if kernel.takes(rows, weight, bias):
-            return kernel(rows, weight, bias)
+            return kernel.launch(rows, weight, bias)
     return torch.nn.functional.linear(rows, weight, bias)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenspeed_plugin.kernels.linear.library import SOURCES, load
+from tokenspeed_plugin.kernels.linear.library import SOURCES
 from tokenspeed_plugin.kernels.linear.limits import DTYPE, IN_MULTIPLE, MAX_ROWS, OUT_MULTIPLE
 from tokenspeed_plugin.kernels.registry import (
     Capability,
@@ -77,7 +77,7 @@ SOLUTIONS = (
         objectives=frozenset(Objective),  # a row's sum has an order of its own
         unavailable=SOURCES.unavailable_reason,
         source=SOURCES.source_hash,
-        prepare=load,
+        prepare=SOURCES.built,
         serves_engine=True,
     ),
     KernelSpec(
