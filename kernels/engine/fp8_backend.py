@@ -16,8 +16,9 @@ import torch
 from tokenspeed_plugin.host.flashmla_names import FlashMLABackend, FlashMLAImpl, FlashMLAMetadataBuilder
 from tokenspeed_plugin.kernels.engine.backend_answers import BackendAnswers
 from tokenspeed_plugin.kernels.engine.caches import E4M3_CACHE, LatentCache
-from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
+from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
 from tokenspeed_plugin.kernels.engine.log_once import log_once
+from tokenspeed_plugin.kernels.engine.planned_decode import PlannedDecodeBuilder, PlannedDecodeImpl
 from tokenspeed_plugin.kernels.mla.cached_prefill.solutions import OURS as OUR_PREFILL
 
 
@@ -50,25 +51,16 @@ class Fp8MlaMetadataBuilder(PlannedDecodeBuilder, FlashMLAMetadataBuilder):
         )
 
 
-class Fp8MlaImpl(FlashMLAImpl):
+class Fp8MlaImpl(PlannedDecodeImpl, FlashMLAImpl):
     """Attention of one layer; what our kernel does not take is vLLM's."""
 
-    supports_dcp: bool = False
-    supports_pcp: bool = False
-
-    def forward_mqa(
+    def run_step(
         self,
+        step: DecodeStep,
         q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        kv_c_and_k_pe_cache: torch.Tensor,
-        attn_metadata: Any,
+        kv_cache: torch.Tensor,
         layer: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention over cached latents: [tokens, heads, 512], and the logarithm of the softmax's sum where vLLM wants it."""
-        step = getattr(attn_metadata.decode, "step", None)
-        if step is None:
-            out: tuple[torch.Tensor, torch.Tensor | None]
-            out = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
-            return out
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PlannedDecodeImpl`."""
         queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        latents, lse = step.run_scaled(queries, kv_c_and_k_pe_cache, self.scale, layer._q_scale, layer._k_scale)
-        return latents, (lse if self.need_to_return_lse_for_decode else None)
+        return step.run_scaled(queries, kv_cache, self.scale, layer._q_scale, layer._k_scale)

@@ -3,7 +3,7 @@
 FlashAttention MLA.
 
 Both read the same cache in the same pages, so each batch may go either way. Which way is settled when the step's metadata is
-built (`decode_builder`); every layer only looks whether there is a plan.
+built (`planned_decode`); every layer only looks whether there is a plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tokenspeed_plugin.host.attention_names import (
     get_current_vllm_config,
 )
 from tokenspeed_plugin.kernels.engine.backend_answers import BackendAnswers
-from tokenspeed_plugin.kernels.engine.decode_builder import PlannedDecodeBuilder
+from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
+from tokenspeed_plugin.kernels.engine.planned_decode import PlannedDecodeBuilder, PlannedDecodeImpl
 from tokenspeed_plugin.kernels.engine.prefill_steps import (
     PrefillSteps,
     dense_weights,
@@ -75,11 +76,8 @@ def _prefill_steps(kv_cache_spec: Any, layer_names: list[str], vllm_config: Any)
     return prefill_steps(vllm_config, layers[0].num_heads, layers[0], kv_cache_spec, projections)
 
 
-class MlaImpl(FlashAttnMLAImpl):
+class MlaImpl(PlannedDecodeImpl, FlashAttnMLAImpl):
     """Attention of one layer; what our kernels do not take is vLLM's."""
-
-    supports_dcp: bool = False
-    supports_pcp: bool = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -110,19 +108,13 @@ class MlaImpl(FlashAttnMLAImpl):
         out = output.view(-1, self.num_heads, self.v_head_dim)
         step.run(q, kv_c_and_k_pe_cache, weights, self.scale, out)
 
-    def forward_mqa(
+    def run_step(
         self,
+        step: DecodeStep,
         q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        kv_c_and_k_pe_cache: torch.Tensor,
-        attn_metadata: Any,
-        layer: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention over cached latents: [tokens, heads, 512], and the logarithm of the softmax's sum where vLLM wants it."""
-        step = getattr(attn_metadata.decode, "step", None)
-        if step is None:
-            out: tuple[torch.Tensor, torch.Tensor | None]
-            out = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
-            return out
+        kv_cache: torch.Tensor,
+        layer: Any,  # noqa: ARG002 - a bf16 cache has no scales
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PlannedDecodeImpl`."""
         q_nope, q_rope = q if isinstance(q, tuple) else q.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
-        latents, lse = step.run(q_nope, q_rope, kv_c_and_k_pe_cache, self.scale)
-        return latents, (lse if self.need_to_return_lse_for_decode else None)
+        return step.run(q_nope, q_rope, kv_cache, self.scale)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a metadata builder that plans decodes for a kernel of the registry, in front of any of vLLM's MLA builders.
+"""The parts of a backend that plan decodes for a kernel of the registry and run what was planned, in front of any of vLLM's MLA backends.
 
-Put it before vLLM's builder among the bases: what the kernel does not take goes on to that builder.
+Put them before vLLM's classes among the bases: what the kernel does not take goes on to those.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from tokenspeed_plugin.host.mla_names import MLACommonDecodeMetadata, MLACommonMetadataBuilder
+from tokenspeed_plugin.host.mla_names import MLACommonDecodeMetadata, MLACommonImpl, MLACommonMetadataBuilder
 from tokenspeed_plugin.kernels.engine.caches import BF16_CACHE, LatentCache
 from tokenspeed_plugin.kernels.engine.decode_steps import DecodeStep
 from tokenspeed_plugin.kernels.engine.start import decode_steps
@@ -79,3 +80,36 @@ class PlannedDecodeBuilder(MLACommonMetadataBuilder):
         return PlannedDecodeMetadata(
             block_table=block_table_tensor, seq_lens=seq_lens_device, dcp_tot_seq_lens=None, step=step
         )
+
+
+class PlannedDecodeImpl(MLACommonImpl):
+    """Decode of one layer by the step's plan; without one it is vLLM's."""
+
+    supports_dcp: bool = False
+    supports_pcp: bool = False
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention over cached latents: [tokens, heads, 512], and the logarithm of the softmax's sum where vLLM wants it."""
+        step = getattr(attn_metadata.decode, "step", None)
+        if step is None:
+            out: tuple[torch.Tensor, torch.Tensor | None]
+            out = super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+            return out
+        latents, lse = self.run_step(step, q, kv_c_and_k_pe_cache, layer)
+        return latents, (lse if self.need_to_return_lse_for_decode else None)
+
+    @abstractmethod
+    def run_step(
+        self,
+        step: DecodeStep,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_cache: torch.Tensor,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The planned step with the operands that the backend's cache asks for: latents and log-sum-exp."""
