@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenspeed_plugin.kernels.comm import operation
 from tokenspeed_plugin.kernels.comm.reference import add_norm_reference, sum_reference
 
 EPSILON = 1e-5
@@ -134,3 +135,17 @@ def _dawdle(own: random.Random, device: torch.device) -> None:
         torch.cuda._sleep(own.randint(1, 100_000))  # cycles of the device, up to about 50 us
     if own.random() < 0.01:
         time.sleep(own.random() * 0.005)
+
+
+def by_operation(
+    group: str,
+    branch: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The step as models take it, through the operation for a registered group, into tensors that are there."""
+    made = operation.all_reduce_add_norm(branch, residual, weight, EPSILON, 0.0, group)
+    for target, source in zip(out, made, strict=True):
+        target.copy_(source)
+    return out

@@ -84,7 +84,7 @@ class LargeSums:
         for name in (ONE_LAUNCH, COPIES):
             if name not in self._steps:
                 continue
-            fused = partial(_into, f"large {name}")
+            fused = partial(checks.by_operation, f"large {name}")
             counts = tuple(count for count in (129, 1000, rows) if count <= rows)
             found = checks.check_shapes(fused, self._rank, size, hidden, counts, self._shape.dtype, self._device)
             found += checks.check_endurance(fused, self._rank, size, hidden, rows, ENDURANCE_CALLS, self._device)
@@ -165,19 +165,6 @@ def large_sums(
 
 def _by_operation(group: str, branch: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> object:
     return operation.all_reduce_add_norm(branch, residual, weight, checks.EPSILON, 0.0, group)
-
-
-def _into(
-    group: str,
-    branch: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    out: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    made = operation.all_reduce_add_norm(branch, residual, weight, checks.EPSILON, 0.0, group)
-    for target, source in zip(out, made, strict=True):
-        target.copy_(source)
-    return out
 
 
 def _all_reduce(tensor: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ def run(rank: int, options: Options, folder: str) -> None:
 def on_cpus(rank: int, options: Options, device: torch.device) -> dict[str, Any]:
     """The checks with the operation's way without a kernel."""
     operation.register_group(GROUP, operation.ReductionGroup(_all_reduce))
-    fused = _operation
+    fused = partial(checks.by_operation, GROUP)
     found: dict[str, int] = {}
     for hidden in options.hidden:
         for dtype in (torch.bfloat16, torch.float16):
@@ -131,7 +131,7 @@ def _check(
     if options.ranks > 2:
         above = above[:2]  # NCCL rounds at every hop, which is another sum
     found[f"{label}: operation up to {above[-1]} rows"] = checks.check_shapes(
-        _operation, rank, options.ranks, shape.hidden, above, shape.dtype, device
+        partial(checks.by_operation, GROUP), rank, options.ranks, shape.hidden, above, shape.dtype, device
     )
     torch.cuda.synchronize()
     distributed.barrier(control)
@@ -197,18 +197,6 @@ def _launch(
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return kernel(branch, residual, weight, checks.EPSILON, out=out)
-
-
-def _operation(
-    branch: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    out: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    made = operation.all_reduce_add_norm(branch, residual, weight, checks.EPSILON, 0.0, GROUP)
-    for target, source in zip(out, made, strict=True):
-        target.copy_(source)
-    return out
 
 
 def _all_reduce(tensor: torch.Tensor) -> torch.Tensor:

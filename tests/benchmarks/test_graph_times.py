@@ -11,26 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from device_clock import CLOCK_MS, Event
 
 from benchmarks.gpu import engine
 from benchmarks.placed import measurements
 
 PIECES_OF_A_STEP = 37
 PIECE_MS, SMALL_STEP_MS, STEP_MS, WAIT_MS = 0.125, 2.0, 4.0, 0.5
-CLOCK_MS = [0.0]
-
-
-class Event:
-    """A device event on a clock of the test."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.ms = CLOCK_MS[0]
-
-    def elapsed_time(self, end: Event) -> float:
-        return end.ms - self.ms
 
 
 class Graph:
